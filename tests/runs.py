@@ -222,16 +222,17 @@ def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, 
     return begin_fork(_call_recipe, (words, log, environment | changes), processes)
 
 
-def run_forked(processes, script, flags, folder, timeout=240, **changes):
+def run_forked(processes, script, flags, folder, timeout=240, begun=lambda processes: None, **changes):
     """Run a script in forked processes of one launch, as `torchrun` would; return (exit codes by rank, their output).
 
     Prefer it to `run`, except in a test of the launcher itself: forked processes have the slow packages already.
-    curves.png is not drawn, because drawing takes as long as the rest of a tiny run.
+    curves.png is not drawn, because drawing takes as long as the rest of a tiny run. `begun` gets the processes.
     """
     log = folder / f"forked-{time.monotonic_ns()}.txt"
     environment = environment_of_a_user(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | in_one_launch(processes)
     words = [str(word) for word in (ROOT / script, *flags)]
     context = begin_fork(_run_script, (words, log, environment | changes), processes)
+    begun(context.processes)
     deadline = time.monotonic() + timeout
     try:
         for process in context.processes:

@@ -29,6 +29,9 @@ class Hook:
     def opened(self, run: Any) -> None:
         """The processes are connected. Refuse here what could only fail later."""
 
+    def folder_locked(self) -> None:
+        """The output folder is locked, and nothing in it has been read: a hook may add checkpoints."""
+
     def given(self, run: Any, model: nn.Module) -> None:
         """The recipe has made its model, on any device, and nothing has been computed."""
 

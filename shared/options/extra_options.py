@@ -19,6 +19,7 @@ from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
 from shared.monitoring.hooks import Hook
 from shared.options.foreign_flags import equivalent
+from shared.remote.mirror import Mirror
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -37,6 +38,8 @@ class ExtraOptions(Options):
     """Peak speed of one device in TFLOP/s, from which mfu is computed. None: measured at the start."""
     profile: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
     """Profile this many steps, after two warm-up steps: profile/ gets a trace and the ten most expensive operators."""
+    mirror_checkpoints: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
+    """URL (s3://bucket/folder) to which checkpoints are copied. A start on an empty machine loads the newest one."""
     push_to_hub: Annotated[bool, Meaning.NOT_IN_RESULT] = False
     """Upload model/ to the Hub at the end."""
     hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
@@ -65,7 +68,7 @@ class ExtraOptions(Options):
 
     def hooks(self) -> list[Hook]:
         """As in the base class, with those of the settings here."""
-        # Profiles are closed before trackers, whose uploads may take longer than a scheduler allows.
+        # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
         return [
             *super().hooks(),
             Sharding(),
@@ -74,6 +77,7 @@ class ExtraOptions(Options):
             Mfu(),
             Costs(),
             Profiler(),
+            Mirror(),
             Upload(),
             TimeReport(),
             Curves(),

@@ -46,7 +46,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
     """Open `--output_dir`: the resolved config, the progress to resume from, and its checkpoint (None at the start).
 
     Call it on every process. Those that write lock the folder until `TrainingRun` closes; the main process reads it and
-    sends the result to the others. Nothing in the folder is changed yet.
+    sends the result to the others. Nothing in the folder is changed yet, except by a hook that adds checkpoints.
 
     Raises:
         UserError: the folder cannot be written, is in use, holds a run with other settings, or contradicts
@@ -60,6 +60,8 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
 
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)
+    for hook in hooks:
+        hook.folder_locked()
     left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), config.model_digest()))
     found = resuming.find(accelerator, config)
     start = None if found or left["finished"] else resuming.find_start(accelerator, config)
@@ -136,8 +138,7 @@ def refuse_another_run(
     Raises:
         UserError: shows the differences, how to resume, and how to begin a new run.
     """
-    changed = options.differences(stored, config)
-    changed = {name: values for name, values in changed.items() if name not in may_differ}
+    changed = {name: it for name, it in options.differences(stored, config).items() if name not in may_differ}
     if not changed:
         return
     here = Path(config.output_dir).resolve()

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.disk import is_url, remedy, sync
 from shared.errors import UserError
-from shared.text.object_store import PATIENCE_AT_START, RemoteFolder
+from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder
 from shared.text.remote_tokens import RemoteBlocks, RemoteTokens, block_digest, hashes, reserve
 from shared.text.token_files import Corpus
 

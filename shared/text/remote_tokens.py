@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shared.cache.prepared import read_array
 from shared.disk import NO_SPACE, remedy
 from shared.errors import UserError
-from shared.text.object_store import RemoteFolder
+from shared.remote.object_store import RemoteFolder
 
 THREADS = 32  # requests of a process at once: at 50 ms each, 640 blocks per second
 SAMPLES_AHEAD = 512  # how many samples a process begins to read before the one that is needed

@@ -11,7 +11,8 @@ from benchmarks.harness.range_server import RangeServer
 from shared import prepare
 from shared.config import options
 from shared.errors import UserError
-from shared.text import object_store, prepared_folder
+from shared.remote import object_store
+from shared.text import prepared_folder
 
 MLM = runs.ROOT / "recipes/mlm.py"
 STEPS = [*runs.TINY, "--checkpointing_steps", 4]

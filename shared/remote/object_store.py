@@ -1,14 +1,14 @@
-"""Files behind a URL, read by ranges of bytes through fsspec: object stores, web servers, the Hub.
+"""Files behind a URL, through fsspec: object stores, web servers, the Hub. They are read by ranges of bytes.
 
-Errors that pass, such as an overloaded server or a broken connection, are retried. Errors that stay, such as a missing
-file or refused access, become a `UserError` at once.
+In reading, errors that pass, such as an overloaded server or a broken connection, are retried. Errors that stay, such
+as a missing file or refused access, become a `UserError` at once. Writing raises whatever the client library raises.
 """
 
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,10 @@ PATIENCE_AT_START = 30.0  # the same for the first file: a URL with a typing err
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts; each pause is twice as long as the one before
 REQUEST_SECONDS = 60.0  # without an answer, a request has failed
 DAMAGED_READS = 3  # bytes that differ from the index so often are not damaged on their way
-OPTIONS = {key: {"config_kwargs": {"max_pool_connections": 64}} for key in ("s3", "s3a")}  # otherwise ten at once
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{key: {"config_kwargs": {"max_pool_connections": 64}} for key in ("s3", "s3a")},  # otherwise ten at once
+    "file": {"auto_mkdir": True},  # object stores have no folders that must exist before their files
+}
 RETRIED = {408, 425, 429}  # HTTP statuses of the client's errors that pass
 STAYING = (
     UserError,
@@ -98,6 +101,32 @@ class RemoteFolder:
             _say_that_it_waits(f"{source} {problem}; trying again for up to {patience:.0f} s")
             time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))  # processes that failed together spread out
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file in the folder and below, by its path in the folder."""
+        files, folder = _opened(self.url, os.getpid())
+        files.invalidate_cache()
+        found = files.find(folder, detail=True)
+        return {path.removeprefix(f"{folder.rstrip('/')}/"): each["size"] for path, each in found.items()}
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        """Write a file, or replace it. An error leaves the old file, the new one, or the beginning of the new one."""
+        files, folder = _opened(self.url, os.getpid())
+        with files.open(f"{folder.rstrip('/')}/{name}", "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with everything in it."""
+        files, folder = _opened(self.url, os.getpid())
+        files.rm(f"{folder.rstrip('/')}/{name}", recursive=True)
+
+    def reopen(self) -> None:
+        """Read credentials again at the next request: those in a file may have been renewed."""
+        from fsspec import get_filesystem_class
+
+        get_filesystem_class(self.url.partition("://")[0]).clear_instance_cache()
+        _opened.cache_clear()
 
     def _request(self, name: str, span: range | None) -> bytes:
         files, folder = _opened(self.url, os.getpid())

@@ -11,8 +11,8 @@ import runs
 from benchmarks.harness.range_server import RangeServer
 from shared.disk import is_url
 from shared.errors import UserError
-from shared.text import object_store
-from shared.text.object_store import RemoteFolder
+from shared.remote import object_store
+from shared.remote.object_store import RemoteFolder
 
 CONTENT = bytes(range(256))
 CHECK = "check the URL, the credentials and the network"

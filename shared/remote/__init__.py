@@ -1,0 +1,1 @@
+"""Folders behind a URL: object stores, web servers, the Hub."""

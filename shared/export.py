@@ -37,6 +37,7 @@ from shared.predictions.request import ModelFlags, Request, parse
 from shared.processes import starting
 from shared.run.command import run
 from shared.run.export import CARD, write_folder
+from shared.speed.first_token import shorten_last_layer
 
 TOLERANCE = 1e-3  # relative to the largest logit, in float32; rounding causes a hundredth of it
 PYTORCH, ONNX, INT8 = "PyTorch", "ONNX", "ONNX, int8"  # the columns of the table
@@ -140,8 +141,9 @@ def write_checked(request: Request, prediction: Prediction, folder: Path) -> Fig
         micro_batch, batch = next(feed(prediction.batches, prediction.data, prediction.collate, torch.device("cpu")))
         prediction.compute(models[PYTORCH], micro_batch, batch)
     inputs = {name: tensor for name, tensor in models[PYTORCH].inputs.items() if name != "masked"}
-    # Not the model of the prediction, in which shared/encoders has replaced functions.
+    # Not the model of the prediction, in which shared/encoders has replaced functions that the exporter cannot express.
     plain = type(prediction.model).from_pretrained(request.model, dtype=torch.float32, local_files_only=True)
+    shorten_last_layer(plain)
     program = to_onnx(plain, inputs, request.config.pooling if is_embedding else None)
     file = folder / FILE
     program.save(file)  # weights of more than 2 GB become a second file

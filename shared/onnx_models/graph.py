@@ -16,6 +16,10 @@ from shared.errors import UserError, about, first_line
 from shared.onnx_models.runtime import require
 
 BATCH, LENGTH = "batch", "length"  # the names of the dynamic dimensions
+OPSET = 23  # the first with an operator of attention; earlier ones take six operators, and more time
+# Tables of embeddings and matrices. onnxruntime is slower with convolutions of 8 bits than in float32, and has no
+# attention of 8 bits.
+OPERATORS_OF_INT8 = ["Gather", "Gemm", "MatMul"]
 
 
 class Graph(nn.Module):
@@ -56,15 +60,20 @@ def to_onnx(model: nn.Module, inputs: dict[str, Tensor], pooling: Pooling | None
     shapes = tuple({0: BATCH} if tensor.is_floating_point() else {0: BATCH, 1: LENGTH} for tensor in two_rows)
     try:
         with quiet():
-            return torch.onnx.export(
+            program = torch.onnx.export(
                 graph,
                 two_rows,
                 input_names=graph.names,
                 output_names=["logits" if pooling is None else "sentence_embedding"],
+                opset_version=OPSET,
+                optimize=False,  # it would also fuse rotary embeddings into an operator that rejects several rows
                 dynamic_shapes=(shapes,),
                 dynamo=True,
                 verbose=False,
             )
+            assert program is not None
+            program.model = require("onnxscript.optimizer").optimize(program.model)
+            return program
     except torch.onnx.OnnxExporterError as error:
         kind, reason = type(model).__name__, first_line(error.__cause__ or error)
         raise UserError(f"ONNX cannot express a {kind} ({reason}): nothing was written; use PyTorch") from error
@@ -73,7 +82,8 @@ def to_onnx(model: nn.Module, inputs: dict[str, Tensor], pooling: Pooling | None
 def write_int8(program: Any, file: Path) -> None:
     """Write a program with weights in int8, and activations that onnxruntime rounds to 8 bits in each forward pass.
 
-    Weights have 7 bits, because kernels of x86 processors without VNNI would saturate sums of products of 8 bits.
+    Weights have 7 bits, because kernels of x86 processors without VNNI would saturate sums of products of 8 bits. Each
+    column of a matrix has its own scale.
 
     Raises:
         UserError: onnxruntime cannot quantize the program.
@@ -82,7 +92,14 @@ def write_int8(program: Any, file: Path) -> None:
     proto = program.model_proto
     del proto.graph.value_info[:]  # the exporter keeps the shapes of weights that it has transposed
     with quiet(), about("--int8"):
-        quantization.quantize_dynamic(proto, file, weight_type=quantization.QuantType.QInt8, reduce_range=True)
+        quantization.quantize_dynamic(
+            proto,
+            file,
+            op_types_to_quantize=OPERATORS_OF_INT8,
+            per_channel=True,
+            reduce_range=True,
+            weight_type=quantization.QuantType.QInt8,
+        )
 
 
 @contextmanager

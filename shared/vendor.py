@@ -60,7 +60,7 @@ def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
 
 
 def requirements_of(files: Sequence[Path]) -> list[str]:
-    """The lines of requirements.txt and requirements-export.txt for packages whose import name occurs in one of these files.
+    """The lines of REQUIREMENTS for packages whose import name occurs in one of these files.
 
     It may occur in an import or as a text, because Accelerate imports trackers by their name. The import name of a
     package that is not installed is taken to be its own name.

@@ -59,8 +59,7 @@ class Mirror(Hook):
         """Refuse a mirror that cannot be used; copy its newest checkpoint if it is newer than those of the folder.
 
         Raises:
-            UserError: the mirror cannot be written, or holds another run, or a checkpoint that --resume_from_checkpoint
-                does not want; or it cannot be read, or the disk is full.
+            UserError: the mirror cannot be used, or --resume_from_checkpoint rejects what it holds; or the disk is full.
         """
         if not self.url:
             return
@@ -210,8 +209,7 @@ class Copies:
     """A thread that copies the newest complete checkpoint of a run to its mirror, whenever the mirror lacks it.
 
     The thread looks at the folder, so nothing in the training waits for it. If a checkpoint is complete while an older
-    one is being copied, it comes next; those in between are left out. The best checkpoint is copied before one that
-    refers to it.
+    one is being copied, it comes next; those in between are left out.
     """
 
     def __init__(self, store: RemoteFolder, config: options.Options, complete: set[int]) -> None:

@@ -59,7 +59,7 @@ class Mirror(Hook):
         """Refuse a mirror that cannot be used; copy its newest checkpoint if it is newer than those of the folder.
 
         Raises:
-            UserError: the mirror cannot be used, or --resume_from_checkpoint rejects what it holds; or the disk is full.
+            UserError: the mirror cannot be used, --resume_from_checkpoint rejects what it holds, or the disk is full.
         """
         if not self.url:
             return

@@ -19,6 +19,7 @@ from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
 from shared.monitoring.hooks import Hook
 from shared.options.foreign_flags import equivalent
+from shared.report.page import Report
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -77,6 +78,7 @@ class ExtraOptions(Options):
             Upload(),
             TimeReport(),
             Curves(),
+            Report(),
             Trackers(),
         ]
 

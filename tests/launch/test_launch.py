@@ -26,7 +26,7 @@ def check(output, printed, alone):
     """Check that two processes made the run in `output`, that it has all files, and that it equals the run `alone`."""
     assert printed_processes(printed) == "2, DDP over gloo"
     left = {path.name for path in output.iterdir()}
-    assert left == {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"}
+    assert left == {*runs.FILES, "curves.png", "mistakes.json"}
     assert len(runs.training_lines(output)) == 4
     for line, other in zip(runs.metrics(output), runs.metrics(alone), strict=True):
         for name in ("loss", "eval_loss"):

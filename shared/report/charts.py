@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from shared.extras.curves import FEW, Panel
 
 Floats = NDArray[np.float64]
-ACROSS, UP = (58, 446), (184, 10)  # the ends of the axes, in the units of a figure
+ACROSS, UP = (58, 428), (184, 10)  # the ends of the axes, in the units of a figure
 FRAME = {"width": 460, "height": 220, "left": ACROSS[0], "right": ACROSS[1], "top": UP[1], "bottom": UP[0]}
 MOST_POINTS = 400  # of a line
+SMALLEST, LARGEST = 1e-300, 1e300  # a difference of values, and a value; so that no computation overflows
 
 
 class Axis:
@@ -29,15 +30,17 @@ class Axis:
         self.log, self.ends = log, ends
         scaled = self._scaled(values)
         self.low, self.high = float(np.nanmin(scaled)), float(np.nanmax(scaled))
-        if self.low == self.high:  # a single point is in the middle
-            margin = 0.5 if log else abs(self.low) / 2 or 1.0
+        size = max(abs(self.low), abs(self.high))
+        if self.high - self.low <= 1e-9 * size + SMALLEST:  # a single value is in the middle
+            margin = 0.5 if log else size / 2 or 1.0
             self.low, self.high = self.low - margin, self.high + margin
         self.most_ticks = max(2, int(abs(ends[1] - ends[0]) / tick))
 
     def _scaled(self, values: Any) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scaled = np.log10(values) if self.log else np.asarray(values, np.float64)
-        return np.where(np.isfinite(scaled), scaled, np.nan)
+        values = np.asarray(values, np.float64)
+        clipped = np.clip(values, SMALLEST if self.log else -LARGEST, LARGEST)
+        shown = np.isfinite(values) & ((values > 0) | (not self.log))
+        return np.where(shown, np.log10(clipped) if self.log else clipped, np.nan)
 
     def places(self, values: Any) -> Floats:
         """Where values are in the figure; NaN for those that are not shown."""
@@ -73,7 +76,7 @@ def curves(panel: Panel, last_step: int) -> dict[str, Any]:
     steps, values = (np.concatenate([each[part] for each in lines.values()]) for part in (0, 1))
     log_steps, log_values = panel.log_steps and steps.max() > 0, panel.log_values and np.nanmax(values) > 0
     base = [0.0, panel.top] if panel.from_zero and not log_values else []
-    x = Axis(steps if log_steps else np.append(steps, [0, last_step]), ACROSS, log_steps, tick=60)
+    x = Axis(steps if log_steps else np.append(steps, [0, last_step]), ACROSS, log_steps, tick=72)
     y = Axis(np.append(values, base), UP, log_values)
     unit = f" {panel.unit}" if panel.unit and panel.unit != "log scale" else ""
     series = []
@@ -99,7 +102,7 @@ def curves(panel: Panel, last_step: int) -> dict[str, Any]:
 def scatter(points: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The figure of [target, prediction] pairs, with the diagonal on which both are equal."""
     both = np.array(points, np.float64)
-    x, y = Axis(both, ACROSS, tick=60), Axis(both, UP)
+    x, y = Axis(both, ACROSS, tick=72), Axis(both, UP)
     places = np.stack([x.places(both[:, 0]), y.places(both[:, 1])], 1)
     said = [f"is {target:.5g}, predicted {prediction:.5g}" for target, prediction in points]
     diagonal = path(np.array([[ACROSS[0], UP[0]], [ACROSS[1], UP[1]]]))

@@ -67,7 +67,7 @@ class Config(AugmentationOptions):
     validation_split_percentage: int = 20
     """Percentage of each class held out for validation, if there is no validation or test split."""
     output_dir: str = "out/images"
-    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
 
     LEARNING_RATES: ClassVar = (0.2, 0.01)
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from shared.config import options
 from shared.errors import UserError, about, count_of
 from shared.extras.curves import find_panels
@@ -24,7 +26,7 @@ WATCHED = ("loss", "eval_loss", "grad_norm")  # the page says how often they wer
 
 
 class Report(Hook):
-    """Writes launch_card.txt when a run begins, and report.html when it has ended."""
+    """Writes launch_card.txt when a run begins, and report.html when it has ended; says where that is."""
 
     def begun(self, run: Any) -> None:
         """Write the launch card on the main process."""
@@ -36,7 +38,9 @@ class Report(Hook):
         """Write the page on the main process."""
         if run.accelerator.is_main_process:
             with mistakes.not_fatal(REPORT):
-                write_report(Path(run.config.output_dir))
+                file = write_report(Path(run.config.output_dir))
+                with tqdm.external_write_mode():
+                    print(f"  {file} shows the run in a browser", flush=True)
 
 
 def write_report(folder: Path) -> Path:
@@ -157,7 +161,7 @@ def time(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     percent = rounded({part: seconds / total for part, seconds in spent.items()})
     parts = [(NAMES[part], seconds, percent[part]) for part, seconds in spent.items() if seconds > 0]
     rows = [row.strip() for row in breakdown(lines).splitlines()[1:]]
-    said = [f"{total:,.1f} s{where}", *(row for row in rows if not row.startswith("advice"))]
+    said = [f"{total:,.1f} s in all{where}", *(row for row in rows if not row.startswith("advice"))]
     return {"parts": parts, "said": said}
 
 

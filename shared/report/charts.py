@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shared.extras.curves import FEW, Panel
 
 Floats = NDArray[np.float64]
-ACROSS, UP = (58, 428), (184, 10)  # the ends of the axes, in the units of a figure
+ACROSS, UP = (58, 422), (184, 10)  # the ends of the axes, in the units of a figure
 FRAME = {"width": 460, "height": 220, "left": ACROSS[0], "right": ACROSS[1], "top": UP[1], "bottom": UP[0]}
 MOST_POINTS = 400  # of a line
 SMALLEST, LARGEST = 1e-300, 1e300  # a difference of values, and a value; so that no computation overflows

@@ -29,10 +29,13 @@ class Report(Hook):
     """Writes launch_card.txt when a run begins, and report.html when it has ended; says where that is."""
 
     def begun(self, run: Any) -> None:
-        """Write the launch card on the main process."""
+        """Write the launch card on the main process; a run from the start has made no mistakes yet."""
         if run.accelerator.is_main_process:
+            folder = Path(run.config.output_dir)
             with mistakes.not_fatal(CARD):
-                mistakes.write(Path(run.config.output_dir) / CARD, run.launch_card + "\n")
+                mistakes.write(folder / CARD, run.launch_card + "\n")
+                if not run.resumed:
+                    (folder / mistakes.FILE).unlink(missing_ok=True)
 
     def ended(self, run: Any) -> None:
         """Write the page on the main process."""

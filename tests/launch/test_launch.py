@@ -94,7 +94,7 @@ def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process_behind(texts, tmp_path)
         assert str(runs.ROOT / "recipes") not in err  # no traceback from our files
         (step,) = re.findall(r"interrupted at step (\d+): checkpoint saved, start again to resume", out + err)
         left = {path.name for path in tmp_path.iterdir()}
-        assert left == {"config.yaml", "metrics.jsonl", "checkpoints", "PREEMPTED"}
+        assert left == {"config.yaml", "launch_card.txt", "metrics.jsonl", "checkpoints", "PREEMPTED"}
         assert (tmp_path / f"checkpoints/step_{int(step):08d}/manifest.json").is_file()
     finally:
         for process in started:

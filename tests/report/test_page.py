@@ -159,6 +159,16 @@ def test_a_thousand_classes_and_large_pictures_give_a_small_page(tmp_path):
     assert text.count("<img ") == 16
 
 
+def test_only_a_run_from_the_start_forgets_the_mistakes_of_an_earlier_one(tmp_path):
+    write_run(tmp_path, found={"step": 3})
+    config, accelerator = SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(is_main_process=True)
+    for resumed in (True, False):
+        run = SimpleNamespace(config=config, accelerator=accelerator, launch_card="  data  texts", resumed=resumed)
+        Report().begun(run)
+        assert (tmp_path / "mistakes.json").exists() == resumed
+    assert page.card(tmp_path / "launch_card.txt") == [("data", "texts")]
+
+
 def test_a_failure_is_a_warning(tmp_path, capsys, monkeypatch):
     write_run(tmp_path)
     (tmp_path / "mistakes.json").write_text("{")

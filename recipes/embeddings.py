@@ -78,7 +78,7 @@ class Config(TextOptions):
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/embeddings"
-    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
     learning_rate: float | None = None
     """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for adapters (--lora_rank)."""
     warmup_ratio: float | None = 0.06

@@ -23,7 +23,7 @@ from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.fields import Meaning
 from shared.config.options import ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
-from shared.images.images import Images, WorstPredictions, collate, load_images
+from shared.images.images import Images, collate, load_images
 from shared.losses.losses import shape_of_run
 from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.metrics.task_metrics import resolve_metrics
@@ -35,6 +35,7 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations
+from shared.report.mistakes import Mistakes
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 
@@ -66,7 +67,7 @@ class Config(AugmentationOptions):
     validation_split_percentage: int = 20
     """Percentage of each class held out for validation, if there is no validation or test split."""
     output_dir: str = "out/images"
-    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
 
     LEARNING_RATES: ClassVar = (0.2, 0.01)
 
@@ -92,13 +93,13 @@ def main(config: Config) -> dict[str, float]:
             logits = model(pixel_values=images).logits
             return mixed_cross_entropy(logits, targets, **shape.cross_entropy).sum() / micro_batch.normalizer
 
-        worst = WorstPredictions(validation, lambda: predict(*seen)[:2])
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, worst)
-        seen = (accelerator, model, loader, validation, augmentation)
+        wrong = Mistakes(train.source.names, validation.picture)
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, wrong)
 
         data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
         card = {"data": data} | metrics.notes | shape.notes
-        run.start(partial(evaluate, *seen, metrics), best_by, card=card)
+        score = partial(evaluate, accelerator, model, loader, validation, augmentation, metrics, wrong)
+        run.start(score, best_by, card=card)
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):
@@ -117,21 +118,17 @@ def main(config: Config) -> dict[str, float]:
 
 
 def evaluate(
-    accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation, metrics: Any
+    accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation, metrics: Any, wrong: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
-    if (predicted := predict(accelerator, model, loader, data, augmentation, metrics)) is None:
+    batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
+    of_batch, shape = partial(predict_batch, augmentation), (len(data), min(5, len(data.source.names)))
+    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
         return {}
-    ranked, losses, scores = predicted
+    ranked, losses, scores = found
+    wrong.keep(ranked, losses, data.targets)
     values = evaluation.compute_on_main(accelerator, metrics, ranked, data.targets, scores)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
-
-
-def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Augmentation, metrics: Any = None) -> Any:
-    """Most likely classes [samples, at most 5], losses [samples], scores for `metrics`; None if interrupted."""
-    batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    of_batch, shape = partial(predict_batch, how), (len(data), min(5, len(data.source.names)))
-    return evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)
 
 
 def predict_batch(

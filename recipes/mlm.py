@@ -76,7 +76,7 @@ class Config(TextOptions):
     num_train_epochs: int = 1
     """Passes over the training data."""
     output_dir: str = "out/mlm"
-    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
     optim: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer."""
     learning_rate: float | None = None

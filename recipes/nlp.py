@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from shared.cache.prepared import each_share
 from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.new_encoders import new_encoder
-from shared.encoders.packed_texts import Collate, pack_or_pad_texts
+from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
 from shared.losses.losses import LossOptions, shape_of_run
 from shared.losses.regression import Scale
@@ -36,6 +36,7 @@ from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier, pooling_of_head
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
+from shared.report.mistakes import Mistakes, as_text
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
@@ -64,7 +65,7 @@ class Config(LossOptions):
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/nlp"
-    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
     learning_rate: float | None = None
     """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for adapters (--lora_rank)."""
     warmup_ratio: float | None = 0.06
@@ -97,12 +98,12 @@ def main(config: Config) -> dict[str, float]:
             losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale)
+        wrong = Mistakes(labels.names, lambda row: as_text(tokenizer, validation[row][0]))
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale, wrong)
 
         data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"
-        score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics)
-        card = {"data": data} | metrics.notes | shape.notes
-        run.start(score, best_by, lengths=train.lengths, card=card)
+        score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics, wrong)
+        run.start(score, best_by, lengths=train.lengths, card={"data": data} | metrics.notes | shape.notes)
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):
@@ -121,7 +122,7 @@ def main(config: Config) -> dict[str, float]:
 
 
 def evaluate(
-    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Collate, scale: Scale, metrics: Any
+    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Any, scale: Scale, metrics: Any, wrong: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
@@ -129,6 +130,7 @@ def evaluate(
     if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
         return {}
     predictions, losses, scores = found
+    wrong.keep(predictions, losses, data.targets)
     values = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets, scores)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 

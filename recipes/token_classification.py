@@ -36,6 +36,7 @@ from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier
 from shared.pretrained.tokenizers import load_tokenizer, share_padding, special_tokens_around
 from shared.processes.collectives import on_main_process
+from shared.report.mistakes import Mistakes
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 from shared.tagging.pieces import as_texts, begin_words_with_a_space, cut_words
@@ -63,7 +64,7 @@ class Config(TextOptions):
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/token_classification"
-    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
     learning_rate: float | None = None
     """Peak learning rate, reached after the warm-up. None: 1e-3 for a new encoder, 5e-5 for a pretrained one."""
     warmup_ratio: float | None = 0.06
@@ -94,10 +95,11 @@ def main(config: Config) -> dict[str, float]:
             losses = F.cross_entropy(logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
+        wrong = Mistakes(tags.names, partial(validation.in_context, tokenizer))
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, wrong)
 
         data = f"{train} to train on, {validation} to validate on, {tags}"
-        score = partial(evaluate, accelerator, model, plan, validation, collate, tags)
+        score = partial(evaluate, accelerator, model, plan, validation, collate, tags, wrong)
         run.start(score, best_by, lengths=train.lengths, card={"data": data, "sequences": sequences})
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
@@ -116,12 +118,15 @@ def main(config: Config) -> dict[str, float]:
         return run.finish(model, tokenizer)
 
 
-def evaluate(accelerator: Any, model: Any, plan: Plan, data: TaggedWords, collate: Any, tags: Tags) -> dict[str, float]:
+def evaluate(
+    accelerator: Any, model: Any, plan: Plan, data: TaggedWords, collate: Any, tags: Tags, wrong: Any
+) -> dict[str, float]:
     """Loss per word and `tagging_scores` on `data`, in which each word counts once; {} if a signal interrupted it."""
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     of_words = ((replace(each, samples=data.words_of(each.samples)), batch) for each, batch in batches)
     if (found := evaluation.collect(accelerator, model, of_words, predict_batch, (int(data.num_words.sum()),))) is None:
         return {}
+    wrong.keep(found[0], found[1], data.tags[data.pieces.words])
     predicted = data.tags_of_all(found[0].astype(int), tags.outside)
     scores = on_main_process(accelerator, lambda: tagging_scores(tags, predicted, data.tags, data.begins))
     return {"eval_loss": float(found[1].mean())} | {f"eval_{name}": value for name, value in scores.items()}

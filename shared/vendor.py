@@ -101,7 +101,8 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
     for file in behind:
         copied = target / file.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copied)
+        for part in file.parent.glob(f"{file.stem}.*"):  # with its template, which has the same name
+            shutil.copyfile(part, copied.with_name(part.name))
     shutil.copyfile(recipe, target / recipe.name)
     for name in OTHERS:
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, target / name)

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from torch import nn
 
@@ -88,6 +89,7 @@ def evaluate(module, config):
     train, validation, labels, tokenizer = module.load_data(config)
     model = accelerator.prepare(module.build_model(config, labels, tokenizer))
     metrics = resolve_metrics(config, labels.kind, labels.names, validation.targets)
+    wrong = SimpleNamespace(keep=lambda *_: None)
     collate = Padding(tokenizer.pad_token_id)
     plan = Plan.of_run(config, accelerator, lengths=train.lengths)
     plan.max_tokens, plan.max_samples = None, 1  # evaluation uses batches four times as large
@@ -95,7 +97,7 @@ def evaluate(module, config):
     for size in range(1, 2 * accelerator.num_processes * 4 + 2):
         part = copy.copy(validation)
         part.targets, part.lengths = validation.targets[:size], validation.lengths[:size]
-        found[size] = module.evaluate(accelerator, model, plan, part, collate, module.Scale(labels), metrics)
+        found[size] = module.evaluate(accelerator, model, plan, part, collate, module.Scale(labels), metrics, wrong)
     if accelerator.is_main_process:
         Path(config.output_dir).mkdir()
         (Path(config.output_dir) / "evaluations.json").write_text(json.dumps(found))

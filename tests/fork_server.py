@@ -11,7 +11,7 @@ from unittest import mock
 # Modules that runs import.
 SLOW_IMPORTS = [
     *("torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo"),
-    *("accelerate", "datasets", "pyarrow.csv", "pyarrow.parquet", "sklearn.datasets", "sklearn.metrics"),
+    *("accelerate", "datasets", "pyarrow.csv", "pyarrow.parquet", "sklearn.datasets", "sklearn.metrics", "jinja2"),
     *("transformers", "transformers.models.auto.image_processing_auto", "transformers.models.auto.tokenization_auto"),
     *(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "modernbert", "resnet")),
     "tests.preloaded",  # found if the tests are started in the root of the repository; otherwise left out

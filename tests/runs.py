@@ -30,6 +30,7 @@ from shared.extras import flops
 flops.SIDES["cpu"] = (64,)
 
 ROOT = Path(__file__).parent.parent
+FILES = {"config.yaml", "launch_card.txt", "metrics.jsonl", "report.html", "checkpoints", "model"}  # of every recipe
 BIN = Path(sys.executable).parent
 # Flags of a model that trains in seconds; tests append their own flags.
 TINY = [

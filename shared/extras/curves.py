@@ -2,7 +2,6 @@
 
 import logging
 import math
-import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,7 @@ from shared.monitoring.log import described, read_metrics, warn
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # color-blind readers can tell them apart
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
-IN_A_ROW = 8  # pictures
 COLUMN = 3.6  # inches, the width of a panel
-CHARACTER = 0.066  # inches, the width of one character in a caption
 PARTS = {"forward_backward": "compute", "communication": "communication", "optimizer": "optimizer"}  # beside data
 FEW = 40  # points; a series of at most so many gets dots
 FEWEST = 3  # points; a series of at most so many gets large dots
@@ -42,19 +39,6 @@ STYLE: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image uint8 [height, width, 3], its predicted class (`says`) and its true class.
-
-    `aspect` is the width / height with which it is drawn.
-    """
-
-    pixels: Any
-    says: str
-    truth: str
-    aspect: float = 1.0
-
-
-@dataclass(frozen=True)
 class Panel:
     """One pair of axes; `ticks` formats a value of the y axis, and `top` is the least upper end of that axis."""
 
@@ -70,25 +54,23 @@ class Panel:
 
 
 class Curves(Hook):
-    """Draws curves.png at the end of a run, with the pictures of all hooks below the curves."""
+    """Draws curves.png at the end of a run."""
 
     def ended(self, run: Any) -> None:
         """Draw it on the main process. The run is complete even without it."""
-        pictures = [picture for hook in run.hooks for picture in hook.pictures()]  # signals are no longer handled here
         if run.accelerator.is_main_process:
             folder = Path(run.config.output_dir)
             try:
-                draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png", pictures)
+                draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png")
             except Exception as error:
                 warn(f"curves.png was not drawn: {described(error)}")
 
 
-def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Sequence[Picture] = ()) -> None:
+def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
     """Draw the lines of a metrics.jsonl (`log.read_metrics`) into the PNG file `picture`.
 
     A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
-    A value that is not finite leaves a gap; text, such as the digest of the samples, is left out. `pictures` are below
-    the panels, in rows of eight.
+    A value that is not finite leaves a gap; text, such as the digest of the samples, is left out.
     """
     with silence():
         from matplotlib import rc_context
@@ -99,24 +81,11 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Seq
         columns = min(3, max(1, len(panels)))
         rows = max(1, math.ceil(len(panels) / columns))
         last_step = max([1, *(line["step"] for line in lines)])
-        families, missing = families_for({*"".join(shown.says + shown.truth for shown in pictures)})
-        with rc_context(STYLE | {"font.family": families}):
+        with rc_context(STYLE):
             layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
-            below = math.ceil(len(pictures) / IN_A_ROW)
-            heights = [2.5 * rows, 1.8 * below]  # inches
-            figure = Figure(figsize=(COLUMN * columns, sum(heights)), dpi=150, layout=layout)
-            upper, lower = figure.subfigures(2, 1, height_ratios=heights) if below else (figure, figure)  # type: ignore[misc]
+            figure = Figure(figsize=(COLUMN * columns, 2.5 * rows), dpi=150, layout=layout)
             for position, panel in enumerate(panels, start=1):
-                draw_panel(upper.add_subplot(rows, columns, position), panel, last_step)
-            room = int(COLUMN * columns / IN_A_ROW / CHARACTER)
-            for position, shown in enumerate(pictures, start=1):
-                axes = lower.add_subplot(below, IN_A_ROW, position)
-                axes.imshow(shown.pixels, aspect=shown.pixels.shape[1] / shown.pixels.shape[0] / shown.aspect)
-                axes.set_anchor("N")
-                says, truth = (legible(name, missing) for name in (shown.says, shown.truth))
-                caption = f"{shortened(f'says {says}', room)}\n{shortened(f'is {truth}', room)}"
-                axes.set_title(caption, fontsize=7, loc="center", parse_math=False)  # $ is a dollar
-                axes.axis("off")
+                draw_panel(figure.add_subplot(rows, columns, position), panel, last_step)
             figure.savefig(picture)
 
 
@@ -131,53 +100,6 @@ def silence() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def families_for(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Font families of this machine that together have `characters`, the default first; and characters in no font."""
-    from matplotlib import font_manager
-
-    families = ["sans-serif"]
-    default = font_manager.findfont(font_manager.FontProperties(family=families))
-    missing = {character for character in characters if character.isprintable()}
-    for path, family in [(default, ""), *sorted((font.fname, font.name) for font in font_manager.fontManager.ttflist)]:
-        if not missing:
-            break
-        if family.startswith("Last Resort"):  # it has a box for everything
-            continue
-        try:
-            font = font_manager.get_font(path)
-            has = {character for character in missing if font.scalable and font.get_char_index(ord(character))}
-        except (OSError, RuntimeError):  # a damaged font, or a file that no longer exists
-            continue
-        if has and family:
-            families.append(family)
-        missing -= has
-    return list(dict.fromkeys(families)), missing
-
-
-def legible(name: str, missing: set[str]) -> str:
-    """`name` in one line, with the code of a character that no font has instead of a box."""
-    printable = "".join(character if character.isprintable() else " " for character in name)
-    codes = {character: character.encode("ascii", "backslashreplace").decode() for character in missing}
-    return "".join(codes.get(character, character) for character in " ".join(printable.split()))
-
-
-def shortened(text: str, room: int) -> str:
-    """`text`, without its middle if it is wider than `room` characters; an East Asian character takes two."""
-
-    def fitting(characters: str, width: int) -> int:
-        """How many characters, from the first on, fit in `width`."""
-        for count, character in enumerate(characters):
-            width -= 2 if unicodedata.east_asian_width(character) in "WF" else 1
-            if width < 0:
-                return count
-        return len(characters)
-
-    if fitting(text, room) == len(text):
-        return text
-    head, tail = text[: fitting(text, room * 2 // 3 - 1)], text[::-1][: fitting(text[::-1], room - room * 2 // 3)]
-    return f"{head}\u2026{tail[::-1]}"
 
 
 def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:

@@ -1,7 +1,8 @@
 """The image data set: squares of RGB bytes, decoded when they are read or taken from the cache, and their targets."""
 
+import base64
+import io
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,14 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import each_share
 from shared.datasets.labels import ProblemType
 from shared.errors import UserError, say
-from shared.extras.curves import Picture
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Pixels, Square, decode
 from shared.images.geometry import Geometry
 from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
-from shared.monitoring.hooks import Hook
 
 MOST_CLASSES = 1000  # in a summary
+SHOWN = 96  # pixels per side of a picture
 
 
 @dataclass
@@ -66,6 +66,15 @@ class Images(Dataset):
             return [self[i] for i in samples.tolist()]
         rows = self.places[samples]
         return self.pixels[rows], self.aspects[rows], self.source.targets[samples]
+
+    def picture(self, i: int) -> dict[str, str]:
+        """Image i in its aspect ratio as {"picture": a PNG of at most SHOWN pixels per side, as a data URL}."""
+        pixels, aspect, _ = self[i]
+        size = (max(1, round(SHOWN * min(1, aspect))), max(1, round(SHOWN / max(1, aspect))))
+        how = Image.Resampling.NEAREST if len(pixels) < SHOWN else Image.Resampling.LANCZOS
+        file = io.BytesIO()
+        Image.fromarray(np.asarray(pixels)).resize(size, how).save(file, "PNG")
+        return {"picture": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
 
     def __str__(self) -> str:
         names = self.source.names
@@ -177,33 +186,3 @@ def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
             f"{source.where(first)} is corrupt ({problem}){more}: replace it, or leave such images out with "
             "--skip_corrupt_images"
         )
-
-
-class WorstPredictions(Hook):
-    """Shows `worst_predictions` of the trained model in curves.png; `predict` returns its classes and losses."""
-
-    def __init__(self, data: Images, predict: Callable[[], tuple[NDArray[np.int64], NDArray[np.float64]]]) -> None:
-        self.data, self.predict = data, predict
-
-    def pictures(self) -> list[Picture]:
-        """Predict the validation images once more, and pick the worst."""
-        return worst_predictions(self.data, *self.predict())
-
-
-def worst_predictions(
-    data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], count: int = 16
-) -> list[Picture]:
-    """The misclassified images with the largest losses, each with its predicted and its true class.
-
-    Args:
-        ranked: [N, k] the predicted classes of each image, most likely first.
-        losses: [N] the loss of each image.
-        count: maximum number of pictures.
-    """
-    wrong = np.flatnonzero(ranked[:, 0] != data.targets)
-    names = data.source.names
-    return [
-        Picture(item[0], names[int(ranked[i, 0])], names[data.targets[i]], float(item[1]))
-        for i in wrong[np.argsort(-losses[wrong], kind="stable")][:count]
-        for item in [data[i]]
-    ]

@@ -84,10 +84,6 @@ class Hook:
     def exported(self, folder: Path) -> None:
         """The model is in `folder`."""
 
-    def pictures(self) -> Sequence[Any]:
-        """Pictures of the trained model, such as the samples that it gets wrong; see shared/extras/curves.py."""
-        return ()
-
     def ended(self, run: Any) -> None:
         """The run is complete, with the last line of metrics.jsonl."""
 

@@ -20,6 +20,7 @@ from shared.fsdp.strategy import Sharding
 from shared.monitoring.hooks import Hook
 from shared.options.foreign_flags import equivalent
 from shared.remote.mirror import Mirror
+from shared.report.page import Report
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -81,6 +82,7 @@ class ExtraOptions(Options):
             Upload(),
             TimeReport(),
             Curves(),
+            Report(),
             Trackers(),
         ]
 

@@ -86,6 +86,7 @@ class TrainingRun(Generic[Config]):
         export: how the model is exported.
         plan, loader, model, optimizer, compute_loss: set by `prepare`, for hooks.
         evaluate: set by `start`; a hook may replace it when the run is `prepared`.
+        launch_card: the printed summary of the run, set by `start`.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
 
@@ -220,7 +221,8 @@ class TrainingRun(Generic[Config]):
             resuming.load(accelerator, self._checkpoint, self.strategy.load)
         for hook in self.hooks:
             hook.loaded(self)
-        accelerator.print(launch_card(self, self._checkpoint, {**card, **self.card}))
+        self.launch_card = launch_card(self, self._checkpoint, {**card, **self.card})
+        accelerator.print(self.launch_card)
         if self.config.dry_run:
             return
         begin(accelerator, self.config, self.progress)

@@ -14,6 +14,8 @@ from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints
 from shared.tagging.text_blocks import BATCH_TEXTS
 
+CONTEXT = 24  # pieces before and after a word
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -161,6 +163,16 @@ class TaggedWords(TextWindows):
         found = np.full(len(self.tags), outside)
         found[self.pieces.words] = predicted
         return found
+
+    def in_context(self, tokenizer: Any, word: int) -> dict[str, str]:
+        """A word, numbered as in `firsts`, as a text, and the text `before` and `after` it."""
+        first, offsets = int(self.firsts[word]), self.pieces.offsets
+        text = int(np.searchsorted(offsets, first, side="right"))
+        begin, end = max(int(offsets[text - 1]), first - CONTEXT), min(int(offsets[text]), first + CONTEXT)
+        after = min(end, int(self.firsts[word + 1])) if word + 1 < len(self.firsts) else end
+        spans = {"before": (begin, first), "text": (first, after), "after": (after, end)}
+        decoded = {name: tokenizer.decode(self.pieces.pieces[slice(*span)]) for name, span in spans.items()}
+        return decoded | {"before": decoded["before"] + " ", "after": " " + decoded["after"]}
 
     def digest(self) -> str:
         """A digest of the tokens, the windows and the tags."""

@@ -1,6 +1,5 @@
 """Image data sets have a digest of their content; corrupt images are named or left out."""
 
-import json
 import os
 import shutil
 
@@ -15,7 +14,7 @@ from small_images import EIGHT, config, encoded, folders, tables
 
 from shared.errors import UserError
 from shared.images.decoding import Square
-from shared.images.images import collate, load_images, prepare, worst_predictions
+from shared.images.images import collate, load_images, prepare
 from shared.images.sources import digits
 
 # The digest
@@ -106,7 +105,7 @@ def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache)
         assert greens == sorted([10 * i for i in range(10) if i not in (3, 7)] * 2)
 
 
-def test_batches_are_right_and_the_worst_images_are_found():
+def test_batches_are_right():
     source = digits()
     data = prepare(source, config(), Square(8))
     batch = collate([data[i] for i in range(3)])
@@ -115,14 +114,6 @@ def test_batches_are_right_and_the_worst_images_are_found():
     assert batch["images"].shape == (3, 8, 8, 3)
     assert batch["aspects"].tolist() == [1, 1, 1]
     assert batch["labels"].tolist() == source.targets[:3].tolist()
-    ranked = np.stack([source.targets, (source.targets + 1) % 10], 1)
-    ranked[[4, 9, 11]] = ranked[[4, 9, 11], ::-1]
-    losses = np.zeros(len(source))
-    losses[[4, 9, 11]] = 1.0, 3.0, 2.0
-    shown = worst_predictions(data, ranked, losses, count=2)
-    assert [np.array_equal(p.pixels, data[i][0]) for p, i in zip(shown, (9, 11), strict=True)] == [True, True]
-    assert (shown[0].says, shown[0].truth) == (str((source.targets[9] + 1) % 10), str(source.targets[9]))
-    assert json.dumps([shown[0].says, shown[0].truth, shown[0].aspect])
 
 
 def test_a_limit_keeps_some_images_of_each_part_and_incomplete_rows_are_skipped_on_request(tmp_path):

@@ -26,7 +26,7 @@ def check(output, printed, alone):
     """Check that two processes made the run in `output`, that it has all files, and that it equals the run `alone`."""
     assert printed_processes(printed) == "2, DDP over gloo"
     left = {path.name for path in output.iterdir()}
-    assert left == {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"}
+    assert left == {*runs.FILES, "curves.png", "mistakes.json"}
     assert len(runs.training_lines(output)) == 4
     for line, other in zip(runs.metrics(output), runs.metrics(alone), strict=True):
         for name in ("loss", "eval_loss"):
@@ -94,7 +94,7 @@ def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process_behind(texts, tmp_path)
         assert str(runs.ROOT / "recipes") not in err  # no traceback from our files
         (step,) = re.findall(r"interrupted at step (\d+): checkpoint saved, start again to resume", out + err)
         left = {path.name for path in tmp_path.iterdir()}
-        assert left == {"config.yaml", "metrics.jsonl", "checkpoints", "PREEMPTED"}
+        assert left == {"config.yaml", "launch_card.txt", "metrics.jsonl", "checkpoints", "PREEMPTED"}
         assert (tmp_path / f"checkpoints/step_{int(step):08d}/manifest.json").is_file()
     finally:
         for process in started:

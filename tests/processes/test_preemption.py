@@ -269,7 +269,7 @@ def test_torchrun_restarts_all_processes_if_only_one_gets_the_signal(texts, tmp_
     assert f"resumed from step_{step:08d}" in out
     assert [line["step"] for line in runs.training_lines(tmp_path)] == list(range(1, steps + 1))
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"}
+    assert left == {*runs.FILES, "curves.png", "mistakes.json"}
 
 
 @pytest.mark.clusters

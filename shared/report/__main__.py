@@ -1,0 +1,24 @@
+"""Write report.html of a run, finished or not, from the files in its folder: python -m shared.report OUTPUT_DIR"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.errors import UserError
+from shared.processes import ending
+from shared.report.page import write_report
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write it, and end this process with exit code 2 after a user error."""
+    parser = argparse.ArgumentParser(prog="python -m shared.report", description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("output_dir", type=Path, help="the --output_dir of a run")
+    try:
+        print(write_report(parser.parse_args(argv).output_dir))
+    except UserError as error:
+        ending.refuse(error)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,195 @@
+"""report.html can be made of any record of a run, loads nothing, and shows all texts as texts."""
+
+import html.parser
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import runs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_folder import write_run
+from training_line import TRAINING
+
+from shared.config import options
+from shared.errors import UserError
+from shared.extras.curves import Panel
+from shared.report import charts, page
+from shared.report.mistakes import mistakes
+from shared.report.page import Report
+
+EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>'\"&amp;{{ 7 * 7 }}"
+STEP = {"step": 3}
+NUMBERS = st.one_of(
+    st.floats(), st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1e308, -1e308, 1.0, 3])
+)
+KEYS = ["loss", "learning_rate", "grad_norm", "tokens_per_second", "data_wait", "eval_loss", "eval_f1", "mfu", "other"]
+
+
+class Texts(html.parser.HTMLParser):
+    """The names of all elements, and their texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.links = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href", "action", "data", "srcset")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), NUMBERS), max_size=6))
+def test_any_figures_give_a_page_whose_curves_are_inside_their_frames(tmp_path_factory, records):
+    lines = [{"step": number, **record} for number, record in enumerate(records)]
+    folder = write_run(tmp_path_factory.mktemp("run"), lines)
+    text = page.page(folder)
+    assert "nan" not in "".join(re.findall(r' (?:d|[xy]|c[xy])="([^"]*)"', text))
+    for points in re.findall("data-points='([^']*)'", text):
+        for x, y, said in json.loads(points):
+            assert charts.ACROSS[0] - 0.1 <= x <= charts.ACROSS[1] + 0.1
+            assert charts.UP[1] - 0.1 <= y <= charts.UP[0] + 0.1
+            assert said.startswith("step ")
+
+
+@given(low=st.floats(-1e9, 1e9), size=st.floats(1e-3, 1e9), log=st.booleans())
+def test_ticks_are_few_distinct_and_inside_the_axis(low, size, log):
+    low = abs(low) + 1e-3 if log else low
+    found = charts.Axis(np.array([low, low + size]), charts.ACROSS, log, tick=72).ticks("{:.12g}".format)
+    assert len({text for _, text in found}) == len(found) <= 8
+    assert all(charts.ACROSS[0] - 0.1 <= place <= charts.ACROSS[1] + 0.1 for place, _ in found)
+    assert log or found
+
+
+@settings(max_examples=40)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1, max_size=60))
+def test_any_text_is_shown_as_it_is_and_adds_no_element(tmp_path_factory, text):
+    found = mistakes((text, "b"), lambda _: {"text": text}, np.array([1]), np.array([2.0]), np.array([0]))
+    folder = tmp_path_factory.mktemp("run")
+    plain = Texts(
+        page.page(write_run(folder, [], json.loads(json.dumps(found).replace(json.dumps(text), '"a"')) | STEP))
+    )
+    shown = Texts(page.page(write_run(folder, [], found | STEP)))
+    assert shown.tags == plain.tags
+    assert text in "".join(shown.texts)
+
+
+def test_nothing_is_loaded_and_only_the_own_script_may_run(tmp_path):
+    found = mistakes((EVIL, EVIL + "2"), lambda _: {"text": EVIL}, np.array([1]), np.array([2.0]), np.array([0]))
+    lines = [{"step": 1, **TRAINING, "eval_" + EVIL: 0.5, "eval_loss": 1.0}]
+    text = page.page(write_run(tmp_path, lines, found | STEP, f"  data  {EVIL}\n", run_name=EVIL))
+    shown = Texts(text)
+    assert text.count("<script") == shown.tags.count("script") == 1
+    assert "img" not in shown.tags
+    assert not shown.links
+    assert "default-src 'none'" in text
+    assert "http" not in re.sub("http-equiv", "", text)
+    assert EVIL in shown.texts
+
+
+def test_the_page_has_the_figures_of_the_files(tmp_path):
+    lines = [
+        {"step": 10, **TRAINING, "grad_norm": "NaN", "step_seconds": 0.5, "forward_backward": 0.75, "processes": 2},
+        {"step": 10, "eval_loss": 0.5, "eval_accuracy": 0.75},
+        {"step": 10, "train_runtime": 5.0},
+    ]
+    found = mistakes(("cat", "dog"), lambda _: {"text": "bark"}, np.array([0, 1]), np.array([3.0, 0]), np.array([1, 1]))
+    card = "  processes      2, DDP over gloo\n  learning rate  0.1 at its peak\n"
+    text = page.page(write_run(tmp_path, lines, found | STEP, card))
+    everything = " ".join(" ".join(Texts(text).texts).split())
+    for expected in (
+        *("finished: 10 steps in 5.0 s", "grad_norm is not finite in 1 of 1 line", "5 % for the right class"),
+        *("1 of 2 are wrong", "2, DDP over gloo", "learning rate", "0.1 at its peak", "bark"),
+        *("compute 75 % 3.8 s", "0.432", "0.75"),
+    ):
+        assert expected in everything, expected
+    assert everything.count("cat") >= 4
+
+
+def test_a_run_that_goes_on_and_one_without_any_figure_have_a_page(tmp_path):
+    assert "0 steps so far; the run has not finished" in page.page(write_run(tmp_path))
+    (tmp_path / "metrics.jsonl").unlink()
+    text = page.page(tmp_path)
+    assert "has not logged anything yet" in text
+    assert "<svg" not in text
+
+
+def test_the_command_trains_again_with_the_same_settings(tmp_path):
+    recipe, folder = runs.load_recipe("nlp"), tmp_path / "a run"
+    folder.mkdir()
+    options.save(options.parse(recipe.Config, ["--seed", "7", "--output_dir", str(folder)]), folder / "config.yaml")
+    program, script, *flags = shlex.split(page.command(folder))
+    assert (program, script) == ("python", "recipes/nlp.py")
+    again = options.parse(recipe.Config, flags)
+    assert again.seed == 7
+    assert not options.differences(options.load(folder / "config.yaml"), again)
+    assert again.output_dir == str(tmp_path / "a run-again")
+
+
+def test_spikes_and_the_last_value_of_a_long_run_stay(tmp_path):
+    steps = np.arange(100_000)
+    values = np.sin(steps / 1e4)
+    values[54_321] = 9.0
+    figure = charts.curves(Panel("Loss", {"training": (steps.tolist(), values.tolist())}), 100_000)
+    said = [text for _, _, text in figure["series"][0]["points"]]
+    assert len(said) <= charts.MOST_POINTS
+    assert "step 54,321: training 9" in said
+    assert said[-1].startswith("step 99,999: ")
+
+
+def test_a_thousand_classes_and_large_pictures_give_a_small_page(tmp_path):
+    rng = np.random.default_rng(0)
+    picture = "data:image/png;base64," + "A" * 37_000  # noise of 96 x 96 pixels
+    names = [f"a class with the number {i} and a long name" for i in range(1000)]
+    true, predicted = rng.integers(0, 1000, (2, 50_000))
+    found = mistakes(names, lambda _: {"picture": picture}, predicted, rng.random(50_000), true)
+    lines = [{"step": step, **TRAINING} for step in range(2000)]
+    text = page.page(write_run(tmp_path, lines, found | STEP))
+    assert len(text) < 2_000_000
+    assert text.count("<img ") == 16
+
+
+def test_only_a_run_from_the_start_forgets_the_mistakes_of_an_earlier_one(tmp_path):
+    write_run(tmp_path, found={"step": 3})
+    config, accelerator = SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(is_main_process=True)
+    for resumed in (True, False):
+        run = SimpleNamespace(config=config, accelerator=accelerator, launch_card="  data  texts", resumed=resumed)
+        Report().begun(run)
+        assert (tmp_path / "mistakes.json").exists() == resumed
+    assert page.card(tmp_path / "launch_card.txt") == [("data", "texts")]
+
+
+def test_a_failure_is_a_warning(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path)
+    (tmp_path / "mistakes.json").write_text("{")
+    config, accelerator = SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(is_main_process=True)
+    Report().ended(SimpleNamespace(config=config, accelerator=accelerator))
+    assert "warning: report.html was not written: UserError: " in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_command_writes_the_page_or_names_the_problem(tmp_path):
+    write_run(tmp_path)
+
+    def call(folder):
+        words = [sys.executable, "-m", "shared.report", str(folder)]
+        done = subprocess.run(words, cwd=runs.ROOT, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert call(tmp_path) == (0, f"{tmp_path / 'report.html'}\n", "")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    code, _, err = call(tmp_path / "missing")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "has no config.yaml" in err
+    with pytest.raises(UserError, match="has no config"):
+        page.write_report(tmp_path / "missing")

@@ -98,7 +98,8 @@ def sizes_without_effect(config: Options) -> str:
 def hardware(accelerator: Any, config: Options, strategy: str) -> dict[str, str]:
     """The rows on processes, device and precision; `strategy` is how the processes hold the model, such as DDP."""
     device, processes = accelerator.device, accelerator.num_processes
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
+    threads = count_of(torch.get_num_threads(), "thread")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{threads} each"
     return {
         "processes": f"{processes}, {strategy} over {torch.distributed.get_backend()}" if processes > 1 else alone(),
         "device": f"{device.type}, {name}",

@@ -11,6 +11,7 @@ import argparse
 import ast
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -59,7 +60,7 @@ def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
 
 
 def requirements_of(files: Sequence[Path]) -> list[str]:
-    """The lines of requirements.txt for packages whose import name occurs in one of these files.
+    """The requirements of pyproject.toml for packages whose import name occurs in one of these files.
 
     It may occur in an import or as a text, because Accelerate imports trackers by their name. The import name of a
     package that is not installed is taken to be its own name.
@@ -75,8 +76,8 @@ def requirements_of(files: Sequence[Path]) -> list[str]:
         names = {name for name, them in installed.items() for each in them if each.lower().replace("_", "-") == package}
         return bool(words & (names or {package.replace("-", "_")}))
 
-    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line]
-    return [line for line in lines if is_needed(line.partition("==")[0].lower())]
+    pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [line for line in pinned if is_needed(line.partition("==")[0].lower())]
 
 
 def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:

@@ -1,5 +1,6 @@
 """pyproject.toml is the one source of versions: pip, uv and the images install what it pins."""
 
+import json
 import re
 import subprocess
 import sys
@@ -41,3 +42,22 @@ def test_the_lock_of_uv_has_files_of_pypi_only_each_with_its_hash():
             assert [file for file in torch["wheels"] if re.search(f"{python}-{python}-{machine}", file["url"])], (
                 f"torch for {python} on {machine}"
             )
+
+
+def test_the_images_have_the_versions_of_the_project():
+    dockerfile = (runs.ROOT / "Dockerfile").read_text()
+    devcontainer = json.loads((runs.ROOT / ".devcontainer/devcontainer.json").read_text())
+    pythons = {re.search(r":3\.(\d+)-", image)[1] for image in (dockerfile, devcontainer["image"])}
+    least, below = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups())
+    assert all(least <= int(minor) < below for minor in pythons)
+    assert set(re.findall(r"pip install .*?(\S+==\S+)", dockerfile)) <= {*EXTRAS["dev"]}
+    assert "torch" not in " ".join(re.findall("^(?:FROM|RUN) .*", dockerfile, re.MULTILINE)), "uv.lock has torch"
+    assert len(re.findall("uv sync --frozen", dockerfile)) == 2
+
+
+def test_the_dockerfile_passes_a_linter_and_copies_only_existing_files():
+    dockerfile = runs.ROOT / "Dockerfile"
+    done = subprocess.run([runs.BIN / "hadolint", dockerfile], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in re.findall(r"^COPY (.+)$", dockerfile.read_text(), re.MULTILINE):
+        assert all((runs.ROOT / source).exists() for source in line.split()[:-1]), line

@@ -11,6 +11,7 @@ import argparse
 import ast
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -20,7 +21,6 @@ from shared.errors import UserError, count_of
 from shared.processes import ending
 
 ROOT = Path(__file__).parent.parent
-REQUIREMENTS = ("requirements.txt", "requirements-export.txt")
 OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
 
 
@@ -60,7 +60,7 @@ def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
 
 
 def requirements_of(files: Sequence[Path]) -> list[str]:
-    """The lines of REQUIREMENTS for packages whose import name occurs in one of these files.
+    """The requirements of pyproject.toml for packages whose import name occurs in one of these files.
 
     It may occur in an import or as a text, because Accelerate imports trackers by their name. The import name of a
     package that is not installed is taken to be its own name.
@@ -76,8 +76,9 @@ def requirements_of(files: Sequence[Path]) -> list[str]:
         names = {name for name, them in installed.items() for each in them if each.lower().replace("_", "-") == package}
         return bool(words & (names or {package.replace("-", "_")}))
 
-    lines = [line for name in REQUIREMENTS for line in (ROOT / name).read_text().splitlines() if "==" in line]
-    return [line for line in lines if is_needed(line.partition("==")[0].lower())]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = [*project["dependencies"], *project["optional-dependencies"]["export"]]
+    return [line for line in pinned if is_needed(line.partition("==")[0].lower())]
 
 
 def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:

@@ -46,13 +46,13 @@ class Adapter:
         (folder / "adapter_config.json").write_text(json.dumps(self.settings, indent=2, sort_keys=True) + "\n")
 
 
-def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
+def add_adapters(config: Options, model: nn.Module) -> None:
     """Put an adapter into each layer of --lora_targets; freeze all other weights except the head of a classifier.
 
     A is drawn from --seed, the same on every process. Without --lora_rank the model is unchanged.
 
     Raises:
-        UserError: the model is not of transformers, FSDP is used, or see `layers_to_adapt`.
+        UserError: the model is not of transformers, or see `layers_to_adapt`.
     """
     if not isinstance(config, TextOptions) or (rank := config.lora_rank) is None:
         return
@@ -60,8 +60,6 @@ def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
     from transformers import PreTrainedModel
     from transformers.pytorch_utils import Conv1D
 
-    if accelerator.is_fsdp2:
-        raise UserError(f"--lora_rank {rank} is not tested with FSDP: use accelerate_configs/multi_gpu.yaml")
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"--lora_rank {rank}: a {type(model).__name__} is not a model of transformers: leave it out")
     head = head_of(model)
@@ -178,15 +176,21 @@ def random_adapters(model: nn.Module) -> Iterator[None]:
 def merge_adapters(model: Any, config: Options) -> Adapter | None:
     """Add each adapter to the weights of its layer and remove it, so that the model is one of transformers again.
 
+    Every process calls this, because FSDP shards the weights.
+
     Returns:
         The adapters in PEFT's format, which are not merged; None if the model has none.
     """
+    from torch.distributed.tensor import DTensor
+
     if not (layers := adapted_layers(model)):
         return None
     assert isinstance(config, TextOptions), "see `add_adapters`"
     head = head_of(model)
     weights = {
-        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.contiguous()
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": (
+            tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        ).contiguous()
         for name, tensor in model.state_dict().items()
         if ".lora_" in name or name.startswith(tuple(f"{module}." for module in head))
     }

@@ -28,7 +28,7 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
         UserError: see `check_names`, `add_adapters`, `use_activation_dtype` and `compile_layers`.
     """
     check_names(model)
-    add_adapters(accelerator, config, model)
+    add_adapters(config, model)
     with random_adapters(model):  # for the checks that a faster replacement leaves the logits unchanged
         shorten_last_layer(model)
         compute_only_masked(config, model)

@@ -15,7 +15,7 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def require(package: str) -> ModuleType:
-    """Import one of the packages of requirements-export.txt.
+    """Import one of the packages for the export in pyproject.toml.
 
     Raises:
         UserError: it is not installed.
@@ -24,7 +24,7 @@ def require(package: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError:
         raise UserError(
-            f"{package} is not installed: pip install {' '.join(PACKAGES)}, in the versions of requirements-export.txt"
+            f"{package} is not installed: pip install {' '.join(PACKAGES)}, in the versions of pyproject.toml"
         ) from None
 
 

@@ -30,8 +30,9 @@ FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
 OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
-# Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
+# Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials", "host"}
+FOREIGN_FLAGS |= {"rm", "gpus", "ipc"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}
 MOST_LINES_OF_A_RECIPE, MOST_LINES_OF_MAIN, MOST_LINES_OF_A_MODULE = 200, 50, 400
 

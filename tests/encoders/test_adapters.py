@@ -83,7 +83,7 @@ def distances(model, other):
 def test_all_linear_layers_of_the_encoder_get_an_adapter_and_the_head_is_trained(family, layers, head):
     model = model_of(family).eval()
     expected = model(**batch()).logits
-    add_adapters(CPU, settings(), model)
+    add_adapters(settings(), model)
     assert len(adapted_layers(model)) >= layers
     assert head_of(model) == head
     assert trained(model) == {
@@ -95,7 +95,7 @@ def test_all_linear_layers_of_the_encoder_get_an_adapter_and_the_head_is_trained
 @pytest.mark.parametrize("family", ["BERT", "ModernBERT"])
 def test_a_masked_language_model_keeps_its_head(family):
     model = model_of(family, MASKED_LM)
-    add_adapters(CPU, settings(), model)
+    add_adapters(settings(), model)
     assert trained(model)
     assert all(".lora_" in name for name in trained(model))
     assert not any("head" in name or "cls" in name or "decoder" in name for name in trained(model))
@@ -103,7 +103,7 @@ def test_a_masked_language_model_keeps_its_head(family):
 
 def test_targets_are_named_by_the_end_of_their_names(capsys):
     model = model_of("BERT")
-    add_adapters(CPU, settings(lora_targets=("query", "layer.1.*.value")), model)
+    add_adapters(settings(lora_targets=("query", "layer.1.*.value")), model)
     ends = [name.removeprefix("bert.encoder.layer.") for name, _ in adapted_layers(model)]
     assert ends == ["0.attention.self.query", "1.attention.self.query", "1.attention.self.value"]
     weights = 3 * 2 * 4 * 16 + sum(p.numel() for name in head_of(model) for p in model.get_submodule(name).parameters())
@@ -138,13 +138,7 @@ def test_targets_are_named_by_the_end_of_their_names(capsys):
 )
 def test_what_cannot_be_adapted_is_refused(model, changed, message):
     with pytest.raises(UserError, match=message):
-        add_adapters(CPU, settings(**changed), model())
-
-
-def test_fsdp_is_refused():
-    accelerator = SimpleNamespace(**vars(CPU) | {"is_fsdp2": True})
-    with pytest.raises(UserError, match=r"--lora_rank 4 is not tested with FSDP"):
-        add_adapters(accelerator, settings(), model_of("BERT"))
+        add_adapters(settings(**changed), model())
 
 
 def test_the_default_learning_rate_of_adapters_is_ten_times_that_of_pretrained_weights():
@@ -166,7 +160,7 @@ def test_a_depends_on_the_seed_alone_and_the_random_state_is_unchanged():
         before = torch.get_rng_state()
         model = model_of("BERT")
         torch.set_rng_state(before)
-        add_adapters(CPU, settings(seed=seed), model)
+        add_adapters(settings(seed=seed), model)
         assert torch.equal(torch.get_rng_state(), before)
         return torch.cat([layer.lora_A["default"].weight.flatten() for _, layer in adapted_layers(model)])
 
@@ -179,7 +173,7 @@ def test_a_depends_on_the_seed_alone_and_the_random_state_is_unchanged():
 def test_the_short_last_layer_of_an_adapted_model_gives_the_same_logits_and_gradients(family, how):
     rates = NO_DROPOUT_OF_DISTILBERT if family == "DistilBERT" else NO_DROPOUT
     whole, short = model_of(family, **rates).train(), model_of(family, **rates).train()
-    add_adapters(CPU, settings(), whole)
+    add_adapters(settings(), whole)
     if how == "recomputed":
         checkpoint_activations(short)
     adapt_to_device(CPU, settings(), short)
@@ -250,7 +244,7 @@ def test_compiled_layers_use_their_adapters(monkeypatch):
 def test_merging_gives_a_model_of_transformers_with_the_same_logits(family):
     model = model_of(family).eval()
     names, before = list(model.state_dict()), model(**batch()).logits
-    add_adapters(CPU, settings(lora_alpha=3), model)
+    add_adapters(settings(lora_alpha=3), model)
     adapted = give_values_to_b(model)(**batch()).logits
     assert runs.distance(adapted, before) > 1e-3
     adapter = merge_adapters(model, settings(revision=None))
@@ -262,7 +256,7 @@ def test_merging_gives_a_model_of_transformers_with_the_same_logits(family):
 
 def test_without_the_flag_a_model_is_unchanged():
     model = model_of("BERT")
-    add_adapters(CPU, TextOptions(), model)
+    add_adapters(TextOptions(), model)
     assert trained(model) == {name for name, _ in model.named_parameters()}
     assert adapted_layers(model) == []
     with random_adapters(model):

@@ -111,5 +111,5 @@ def test_equal_targets_are_shifted_and_not_scaled():
 def test_adapters_below_do_not_hide_the_last_layer():
     model = bert()
     adapt = TextOptions(model_name_or_path="base", lora_rank=2)
-    add_adapters(SimpleNamespace(is_fsdp2=False), adapt, model)
+    add_adapters(adapt, model)
     assert Scale.of_run(NUMBERS, TARGETS, model).layer is model.classifier

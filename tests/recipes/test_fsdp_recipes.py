@@ -52,6 +52,7 @@ def text_configs(recipe, folder, texts):
     made |= {"rows": ["--model_type", "bert", "--no_packing"]} if recipe == "nlp" else {}
     known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     loaded = write_models(folder / f"{recipe}-models", recipe, LOADED_TEXT, tokenizer, **known)
+    loaded["adapters"] = [*loaded["electra"], "--lora_rank", 4]
     return {name: [*data, *runs.TINY, *STEPS, *flags] for name, flags in (made | loaded).items()}
 
 
@@ -68,7 +69,7 @@ def image_configs(recipe, folder, _):
 HEADS = {"nlp": "ForSequenceClassification", "mlm": "ForMaskedLM", "image_classification": "ForImageClassification"}
 HEADS |= {"token_classification": "ForTokenClassification", "embeddings": ""}
 # Some kinds of model per recipe are resumed, too. The kinds in neither list are trained only.
-RESUMED = {"nlp": ["modernbert"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
+RESUMED = {"nlp": ["modernbert", "adapters"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
 RESUMED |= {"token_classification": ["modernbert", "electra"], "embeddings": ["bert", "distilbert"]}
 TRAINED = {"nlp": ["rows"]}
 KINDS = [(recipe, part) for part in ("resumed", "others") for recipe in HEADS]
@@ -135,3 +136,14 @@ def test_transformers_loads_the_exported_model(trained):
         model, found = auto.from_pretrained(output / "model", output_loading_info=True)
         assert not any(names for kind, names in found.items() if kind != "error_msgs"), name
         assert not hasattr(model, "unshard"), name
+
+
+def test_the_exported_adapters_equal_those_of_one_process_without_fsdp(trained):
+    _, outputs, _ = trained
+    if "adapters" not in outputs["alone"]:
+        pytest.skip("no run of these has adapters")
+    alone, *others = (load_file(each["adapters"] / "adapter/adapter_model.safetensors") for each in outputs.values())
+    assert others
+    for other in others:
+        assert other.keys() == alone.keys()
+        assert max(runs.distance(other[name], alone[name]) for name in alone) < 1e-4

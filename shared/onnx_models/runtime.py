@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from shared.errors import UserError, about
 
 FOLDER, FILE = "onnx", "model.onnx"  # in the folder of a model, where transformers.js looks, too
+# On CPUs a sum and a layer normalization take less time than the operator of both: BERT-base in int8 is 10 % faster.
+SLOW = ["SkipLayerNormFusion"]
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -43,7 +45,9 @@ class OnnxModel(nn.Module):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         with about(str(file)):
-            self.session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(
+                file, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOW
+            )
         self.inputs = [each.name for each in self.session.get_inputs()]
 
     def forward(self, masked: Tensor | None = None, **batch: Tensor) -> Any:

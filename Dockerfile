@@ -11,10 +11,10 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
 # Packages first: a change of the code then builds only the last layers.
 WORKDIR /recipes
 COPY pyproject.toml uv.lock ./
-RUN pip install --no-cache-dir uv==0.13.9 && uv sync --frozen --no-cache --no-install-project
+RUN pip install --no-cache-dir uv==0.13.9 && uv sync --frozen --no-cache --extra s3 --no-install-project
 COPY README.md LICENSE ./
 COPY shared shared
-RUN uv sync --frozen --no-cache
+RUN uv sync --frozen --no-cache --extra s3
 ENV PATH=/recipes/.venv/bin:$PATH
 COPY accelerate_configs accelerate_configs
 COPY recipes recipes

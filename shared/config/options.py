@@ -89,7 +89,7 @@ class Options:
 
     # The run
     output_dir: Annotated[str, Meaning.NOT_IN_RESULT] = "out"
-    """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
+    """Folder of the run: config.yaml, metrics.jsonl, checkpoints/, model/."""
     resume_from_checkpoint: Annotated[str, Meaning.NOT_IN_RESULT] = "auto"
     """auto: the newest intact checkpoint in --output_dir, if there is one. never: start anew. Or a PATH."""
     checkpointing_steps: Annotated[str, Meaning.NOT_IN_RESULT] = "epoch"

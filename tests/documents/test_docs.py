@@ -27,7 +27,17 @@ PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "accelerate_configs/*.md", "
 DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
-OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
+OTHER_FLAGS = {
+    "index-url",
+    "exclude-dir",
+    "extra",
+    "loss_tolerance",
+    "weight_tolerance",
+    "table",
+    "timeout",
+    "kills",
+    "walks",
+}
 OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
 # Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.

@@ -15,7 +15,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 def test_every_requirement_is_pinned_and_pip_reads_the_same_list():
     for requirement in [*PROJECT["dependencies"], *(each for extra in EXTRAS.values() for each in extra)]:
-        assert re.fullmatch(r"[\w-]+(\[\w+\])?==[\d.]+|accelerate-recipes\[export\]", requirement)
+        assert re.fullmatch(r"[\w-]+(\[\w+\])?==[\d.]+|accelerate-recipes\[export(,s3)?\]", requirement)
     files = {path.stem: path.read_text().splitlines()[-1] for path in runs.ROOT.glob("requirements*.txt")}
     assert files == {"requirements": "-e ."} | {f"requirements-{extra}": f"-e .[{extra}]" for extra in EXTRAS}
 

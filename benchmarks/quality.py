@@ -30,7 +30,7 @@ from benchmarks.harness import baselines, launching, rounds
 
 RESULTS, PAGE = launching.ROOT / "benchmarks/results", launching.ROOT / "docs/results.md"
 RUNS, OUT = RESULTS / "runs", Path("out/quality")
-SEEDS = 3  # of a row with a command, unless it says otherwise
+SEEDS = 5  # of a row with a command, unless it says otherwise
 TASKS: dict[str, dict[str, Any]] = yaml.safe_load((RESULTS / "rows.yaml").read_text())
 START, END = "<!-- benchmarks/quality.py writes these tables -->", "<!-- end of these tables -->"
 

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import os
+import random
 import runpy
 import shutil
 import signal
@@ -164,9 +165,15 @@ def flip_a_bit(file):
 
 
 def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+    """A port on which nobody listens, outside the range (32768 and more) from which outgoing connections get theirs.
+
+    A port of that range is often taken before the process that gets its number listens on it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)  # workers of pytest may have equal seeds
+        with socket.socket() as server, contextlib.suppress(OSError):
+            server.bind(("127.0.0.1", port))
+            return port
 
 
 def launcher(script, module):

@@ -186,6 +186,26 @@ def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(phot
     assert content() == alone
 
 
+@pytest.mark.parametrize("moment", range(32))
+def test_at_any_moment_another_process_may_join_all_blocks_and_remove_them(photos, alone, monkeypatch, moment):
+    """It does so right after this process has found the folder of the pixels incomplete."""
+    is_complete, looks = division.is_complete, []
+
+    def then_others_finish(folder):
+        complete = is_complete(folder)
+        if folder.parent == prepared.cache_dir() and not complete:
+            looks.append(folder)
+            if len(looks) == moment + 1 and prepared.can_be_built(folder.name):  # else this process holds the lock
+                load(photos)
+        return complete
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")  # with one thread, so that the moments are the same in each run
+    monkeypatch.setattr(division, "is_complete", then_others_finish)
+    load(photos)
+    assert len(looks) > moment, "this moment does not exist"
+    assert content() == alone
+
+
 def test_after_a_full_disk_only_the_missing_blocks_are_decoded(photos, alone, monkeypatch, decoded):
     load_images(config(train_dir=str(photos), skip_corrupt_images=True), EIGHT)  # checks the headers
     decoded.clear()

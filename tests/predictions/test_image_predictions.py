@@ -189,7 +189,6 @@ REGRESSION = {  # of the recipe: what classification needs, and what regression 
     '"image_classification", train.source.names,': '"regression", (),',
     'shape_of_run(config, "classification",': 'shape_of_run(config, "regression",',
     "mixed_cross_entropy(logits, targets, **shape.cross_entropy)": "squared(logits, targets.labels)",
-    "compute_loss, worst)": "compute_loss)",
     "(len(data), min(5, len(data.source.names)))": "(len(data),)",
     'F.cross_entropy(logits, batch["labels"], reduction="none")': 'squared(logits, batch["labels"])',
     "logits.topk(min(5, logits.shape[1])).indices, losses": "logits[:, 0], losses",

@@ -110,13 +110,11 @@ class Division:
         """
         parts = [*{part.name: part for part in self.parts}.values()]
         mine = share_of_task(parts) if self.by_task else parts
-        names = {part.name for part in mine}
-        of_other_tasks = [part for part in parts if part.name not in names]
         while not is_complete(self.folder):
             try:
                 self._create_file()
                 self._write(mine)
-                left = self._missing(of_other_tasks)
+                left = self._missing(parts) if len(mine) < len(parts) else []
                 if left and not is_complete(self.folder):  # else they are missing because another process joined them
                     raise Unfinished(f"{self.title}: {len(left):,} of {len(parts):,} parts are left to other tasks")
                 build_once(self.name, self._join)

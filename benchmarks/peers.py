@@ -98,10 +98,15 @@ def write_data(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return flags | {"model_name_or_path": model}
 
 
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of all contestants, as flags of the recipe."""
+    rate = {} if arguments.learning_rate is None else {"learning_rate": arguments.learning_rate}
+    return COMMON | WORKS[arguments.work].settings | rate
+
+
 def recipe_words(arguments: argparse.Namespace, data: dict[str, Any], name: str, output: Path, seed: int) -> list[str]:
     """The flags of the recipe for a contestant, whose own flags come last."""
-    work = WORKS[arguments.work]
-    flags = data | COMMON | work.settings | {"num_train_epochs": arguments.epochs, "seed": seed, "output_dir": output}
+    flags = data | settings(arguments) | {"num_train_epochs": arguments.epochs, "seed": seed, "output_dir": output}
     return [*launching.flag_words(flags | {"mixed_precision": arguments.mixed_precision}), *shlex.split(name)[1:]]
 
 
@@ -123,7 +128,7 @@ def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, n
     if is_recipe := name.startswith("recipe"):
         words = [launching.ROOT / f"recipes/{work.recipe}.py", *recipe_words(arguments, data, name, output, round_)]
     else:
-        job = COMMON | work.settings | {"loop": name, "work": arguments.work, "epochs": arguments.epochs}
+        job = settings(arguments) | {"loop": name, "work": arguments.work, "epochs": arguments.epochs}
         job |= {"seed": round_, "bf16": arguments.mixed_precision == "bf16"}
         job |= {"output_dir": str(output), "result": str(place / "result.json")}
         job |= {key: str(data[flag]) for key, flag in FILES.items() if flag in data}
@@ -147,6 +152,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="more than one: under torchrun")
     parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--learning_rate", type=float, help="of all contestants; default: that of the work")
     parser.add_argument("--samples", type=int, default=3000, help="of the training data")
     parser.add_argument("--validation_samples", type=int, default=1000)
     parser.add_argument("--model_name_or_path", type=Path, help="default: a small BERT with random weights")

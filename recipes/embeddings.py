@@ -16,15 +16,14 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from shared.cache.prepared import each_share
 from shared.config.fields import Limits, Meaning
-from shared.contrastive import retrieval, tuples
+from shared.contrastive import retrieval, static, tuples
 from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.ranking_loss import RankingLoss, check_dims
-from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
+from shared.contrastive.sentence_transformers_files import LOADING, SentenceTokenizer, check_modules
 from shared.contrastive.tuples import TextTuples, TupleCollate
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.text_models import adapt_to_device
@@ -42,11 +41,6 @@ from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
 
-LOADING = (
-    "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization. "
-    "`AutoModel` of transformers loads the encoder alone."
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TextOptions):
@@ -60,6 +54,8 @@ class Config(TextOptions):
     """Maximum number of tokens of a text with its prompt; further ones are cut off. One number, or one per column."""
     packing: bool = True
     """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
+    static: bool = False
+    """Train one vector per token and no layers. The vectors begin as the input embeddings of the model."""
     pooling: Pooling = "mean"
     """The embedding of a text: the mean over its tokens, or the first token."""
     temperature: Annotated[float, Limits(above=0)] = 0.05
@@ -73,19 +69,22 @@ class Config(TextOptions):
     global_batch_size: int | None = 128
     """Samples per optimizer step, over all processes and micro-batches. All of them are negatives of each other."""
     kept_micro_batches: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
-    """Micro-batches per process that keep their activations and are computed once, not twice. None: all that fit into
-    memory, or one with --gradient_checkpointing."""
+    """Micro-batches per process computed once, not twice. None: all that fit, or one with --gradient_checkpointing."""
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/embeddings"
     """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
     learning_rate: float | None = None
-    """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for adapters (--lora_rank)."""
+    """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for LoRA, 0.01 for --static."""
     warmup_ratio: float | None = 0.06
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (1e-3, 5e-5)
     SAVES_MEMORY: ClassVar = "--kept_micro_batches 1"
+
+    def default_learning_rate(self) -> float:
+        """As in the base class; that of static models does not depend on their origin."""
+        return 0.01 if self.static else super().default_learning_rate()
 
 
 def main(config: Config) -> dict[str, float]:
@@ -153,7 +152,7 @@ def evaluate(
 
 def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> Tensor:
     """The normalized embeddings [texts, dimensions], also of `python -m shared.predict`."""
-    return F.normalize(model(**batch).logits.float(), dim=1)
+    return torch.nn.functional.normalize(model(**batch).logits.float(), dim=1)
 
 
 # To train with your own data or model, replace the functions below.
@@ -181,10 +180,11 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     """A pretrained encoder, or a new one without dropout; with the embeddings of texts as its output `logits`."""
     torch.manual_seed(config.seed)
     if config.model_name_or_path:
-        check_modules(config.model_name_or_path, config.pooling, config.prompts)
+        check_modules(config)
         model = load_pretrained("AutoModel", config.model_name_or_path, config.revision)
     else:
         model = new_encoder("AutoModel", tuples.with_one_length(config), tokenizer)
+    model = static.static_model(model, config.pooling) if config.static else model
     share_padding(tokenizer, model)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(max(config.max_length), model.config)

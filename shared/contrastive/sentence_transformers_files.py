@@ -1,22 +1,25 @@
 """Models of the library sentence-transformers: the files with which it loads model/, and checks of those it wrote."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shared.contrastive.pooling import Pooling
+from shared.contrastive.static import STATIC, model_class, static_tokenizer
 from shared.errors import UserError, say
 
 # The names of sentence-transformers 2 to 5, which version 6 also accepts.
-MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+MODULES: tuple[tuple[str, str], ...] = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+MODULES_OF_STATIC: tuple[tuple[str, str], ...] = (("", STATIC), ("1_Normalize", "Normalize"))
+LOADING = "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization."
 POOLINGS: dict[Pooling, str] = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 
 
-def stored_settings(folder: Path) -> tuple[str, int | None, dict[str, str]]:
-    """The pooling, the maximum number of tokens and the prompts of the model of sentence-transformers in `folder`.
+def stored_settings(folder: Path) -> tuple[bool, str, int | None, dict[str, str]]:
+    """What a model of sentence-transformers in `folder` is: whether static, pooling, maximum of tokens, prompts.
 
     The pooling is one of `POOLINGS`, or in other cases what the model names. The prompts have names such as query;
     empty ones are left out.
@@ -34,9 +37,9 @@ def stored_settings(folder: Path) -> tuple[str, int | None, dict[str, str]]:
     pooling = read(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
     flags = [flag for flag in pooling if "pooling_mode" in flag and pooling[flag]]
     named = pooling.get("pooling_mode") or flags
-    stored = " ".join([named] if isinstance(named, str) else named)
+    stored = "mean" if STATIC in modules else " ".join([named] if isinstance(named, str) else named)
     problem = None
-    if others := modules.keys() - {kind for _, kind in MODULES}:
+    if others := modules.keys() - {kind for _, kind in (*MODULES, *MODULES_OF_STATIC)}:
         problem = f"has the modules {', '.join(sorted(others))}"
     elif lengths.get("do_lower_case"):
         problem = f"has do_lower_case in its {LENGTH_FILE}"
@@ -49,22 +52,29 @@ def stored_settings(folder: Path) -> tuple[str, int | None, dict[str, str]]:
         )
     known = {flag: name for name, flag in POOLINGS.items()}
     used = {name: text for name, text in prompts.items() if text}
-    return known.get(stored, stored), lengths.get("max_seq_length"), used
+    return STATIC in modules, known.get(stored, stored), lengths.get("max_seq_length"), used
 
 
-def check_modules(name: str, pooling: Pooling, prompts: Sequence[str] | None) -> None:
-    """Check a model of sentence-transformers in the local folder `name`.
+def check_modules(config: Any) -> None:
+    """Check a model of sentence-transformers in the local folder --model_name_or_path.
+
+    With --static, AutoModel of transformers loads static models afterwards.
 
     Prints a message if its pooling is another, or if it has prompts and the settings have none.
 
     Raises:
-        UserError: see `stored_settings`.
+        UserError: it is static, and the settings are not; or see `stored_settings`.
     """
+    name, pooling = config.model_name_or_path, config.pooling
+    if config.static:
+        model_class()
     if (Path(name) / MODULES_FILE).exists():
-        stored, _, known = stored_settings(Path(name))
+        static, stored, _, known = stored_settings(Path(name))
+        if static and not config.static:
+            raise UserError(f"--model_name_or_path {name} is a static model: add --static")
         if stored not in ("", pooling):
             say(f"--model_name_or_path {name} was trained with another pooling ({stored}): --pooling {pooling} is used")
-        if known and prompts is None:
+        if known and config.prompts is None:
             say(f"--model_name_or_path {name} has prompts ({shown(known)}), and --prompts has none: none are used")
 
 
@@ -87,20 +97,22 @@ class SentenceTokenizer:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the files of the tokenizer, the list of modules and their settings."""
-        self.tokenizer.save_pretrained(folder)
-        modules = [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(MODULES)
-        ]
+        tokenizer, modules, longest = self.tokenizer, MODULES, max(self.config.max_length)
+        if self.config.static:
+            tokenizer, modules = static_tokenizer(tokenizer), MODULES_OF_STATIC
+            tokenizer.backend_tokenizer.enable_truncation(longest)  # StaticEmbedding has no setting for it
+        tokenizer.save_pretrained(folder)
         pooling = {"word_embedding_dimension": self.width} | {
             flag: name == self.config.pooling for name, flag in POOLINGS.items()
         }
         prompts = zip(("query", "document"), self.config.prompts or (), strict=False)  # of anchors and positives
         files = {
-            MODULES_FILE: modules,
-            "1_Pooling/config.json": pooling,
-            "2_Normalize/config.json": {},
-            LENGTH_FILE: {"max_seq_length": max(self.config.max_length), "do_lower_case": False},
+            MODULES_FILE: [
+                {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+                for i, (path, kind) in enumerate(modules)
+            ],
+            **{f"{path}/config.json": pooling if kind == "Pooling" else {} for path, kind in modules if path},
+            LENGTH_FILE: {"max_seq_length": longest, "do_lower_case": False},
             SETTINGS_FILE: {
                 "__version__": {},
                 "prompts": dict(prompts),

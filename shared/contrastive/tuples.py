@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import arrays_writer, build_once, each_share, read_array
+from shared.contrastive.static import static_tokenizer
 from shared.datasets.arrow_files import converted
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, where
 from shared.datasets.tables import limited, load_tables
@@ -78,10 +79,11 @@ def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples
     """The tokens of the texts in --text_column_names, after their prompts, each truncated by the tokenizer.
 
     Raises:
-        UserError: a row has another number of negatives than the first, or see `of_columns`.
+        UserError: a row has another number of negatives than the first, or see `of_columns` and `static_tokenizer`.
         UserError, Unfinished: see `tokenize`. A task of a job array writes its share of each column first.
     """
     config = of_columns(config, config.text_column_names)
+    tokenizer = static_tokenizer(tokenizer) if config.static else tokenizer
     texts = []
     for place, column in enumerate(config.text_column_names):
         prepared, names = texts_in(table, column, config.prompts[place], may_be_lists=place > 1)

@@ -271,7 +271,7 @@ def settings_of_model(kind: Kind, model: Path, known: Mapping[str, Any]) -> dict
     found: dict[str, Any] = {TOKENS: known.get(TOKENS, USUAL_TOKENS)}
     longest = None
     if kind == "embeddings" and (model / MODULES_FILE).is_file():
-        found["pooling"], longest, prompts = stored_settings(model)
+        found["static"], found["pooling"], longest, prompts = stored_settings(model)
         if found["pooling"] not in POOLINGS:
             raise UserError(f"{model}: its pooling is {found['pooling'] or 'unknown'}, not {' or '.join(POOLINGS)}")
         if prompts and "prompts" not in known:

@@ -37,6 +37,7 @@ class Settings(DataOptions):
     """Those of the recipe that concern its texts."""
 
     text_column_names: tuple[str, ...] = COLUMNS
+    static: bool = False
     prompts: tuple[str, ...] | None = None
     max_length: tuple[int, ...] = (16,)
 

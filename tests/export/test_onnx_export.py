@@ -70,7 +70,8 @@ def write_bert(folder, alone, kind, **config):
     model = getattr(transformers, kind)(transformers.BertConfig(**sizes, **config)).eval()
     model.save_pretrained(folder)
     if kind == "BertModel":
-        tokenizer = SentenceTokenizer(tokenizer, SimpleNamespace(pooling="mean", max_length=(48,), prompts=None), 32)
+        settings = SimpleNamespace(pooling="mean", static=False, max_length=(48,), prompts=None)
+        tokenizer = SentenceTokenizer(tokenizer, settings, 32)
     tokenizer.save_pretrained(folder)
     return folder, model
 

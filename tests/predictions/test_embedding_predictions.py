@@ -10,6 +10,8 @@ import pytest
 import runs
 import torch
 from refusing import message_of, predict_file
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from shared import mine_negatives, predict
@@ -41,7 +43,8 @@ def trained(pairs, tmp_path_factory, request):
     """The output folder of a short run, and its last evaluation."""
     output, recipe = tmp_path_factory.mktemp("trained") / "run", runs.load_recipe("embeddings")
     flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--output_dir", output]
-    flags += ["--matryoshka_dims", 32, 8, "--pooling", request.param, "--prompts", "find: ", ""]
+    kind = ["--static"] if request.param == "static" else ["--pooling", request.param]
+    flags += ["--matryoshka_dims", 32, 8, *kind, "--prompts", "find: ", ""]
     flags += ["--max_length", 24, 48]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ACCELERATE_USE_CPU", "true")
@@ -113,7 +116,7 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
 
 
 @pytest.mark.docs  # importing the library takes seconds
-@pytest.mark.parametrize("trained", ["mean", "cls"], indirect=True)
+@pytest.mark.parametrize("trained", ["mean", "cls", "static"], indirect=True)
 def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path):
     from sentence_transformers import SentenceTransformer
 
@@ -125,6 +128,25 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
         own = [] if folder == trained[0] else ["--prompts", "find: ", ""]
         predict_file(folder, pairs[1], "--predictions_file", output, "--max_length", 48, *own)
         assert vectors(output, "anchor") == pytest.approx(library.encode_query(given), abs=1e-5)
+
+
+@pytest.mark.parametrize("trained", ["static"], indirect=True)
+def test_the_vectors_of_a_static_model_are_the_means_of_the_vectors_of_the_tokens(trained, pairs, tmp_path):
+    """StaticEmbedding of sentence-transformers does the same with the two files."""
+    folder = trained[0] / "model"
+    with pairs[1].open(newline="") as file:
+        given = [row["positive"] for row in csv.DictReader(file)]
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    vocabulary.no_padding()
+    ids = [found.ids for found in vocabulary.encode_batch(given, add_special_tokens=False)]
+    assert len({*map(len, ids)}) > 1
+    assert max(map(len, ids)) == 48, "the test needs a text that is cut off"
+    rows = load_file(folder / "model.safetensors")["embedding.weight"]
+    expected = F.normalize(torch.stack([rows[each].mean(0) for each in ids]), dim=1)
+    for place, own in ((trained[0], []), (folder, ["--prompts", "find: ", ""])):
+        output = tmp_path / f"{place.name}.parquet"
+        predict_file(place, pairs[1], "--predictions_file", output, *own)
+        assert vectors(output, "positive") == pytest.approx(expected.numpy(), abs=1e-6)
 
 
 def mine(*words):

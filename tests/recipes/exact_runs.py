@@ -86,6 +86,7 @@ def embedding_runs(texts, folder):
     return {
         "gradient": [*pairs, *ONE_STEP],
         "adam": [*pairs, *TWENTY_STEPS],
+        "static": [*pairs, *TWENTY_STEPS, "--static"],
         "rows": [*pairs, *TWENTY_STEPS, "--no_packing", "--max_tokens_per_micro_batch", 576],
         "dropout": [*tuples, *bert, *every, "--max_train_steps", 8, "--eval_steps", 8, "--logging_steps", 1],
     }

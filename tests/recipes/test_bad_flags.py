@@ -45,6 +45,7 @@ REFUSED = {
         (["--prompts", "query: "], "--prompts 'query: ': give one for each of --text_column_names anchor positive"),
         (["--max_length", 32, 48, 48], "--max_length 32 48 48: give one for each of --text_column_names anchor"),
         (["--false_negative_margin", 3], "--false_negative_margin 3.0: must be between -2 and 2"),
+        (["--static", "--pooling", "cls"], "--pooling cls: the embedding of a text by --static is the mean"),
         (["--matryoshka_dims", 64], "--matryoshka_dims 64: the embeddings have 32 dimensions"),
         (["--text_column_names", "anchor", "answer"], "has no such column"),
     ],

@@ -55,8 +55,8 @@ def mlm_outputs(configs, tmp_path_factory):
 @pytest.fixture(scope="module")
 def embeddings_outputs(configs, tmp_path_factory):
     """The same for the embeddings recipe."""
-    folder, jobs = tmp_path_factory.mktemp("embeddings"), {1: ("adam", "rows", "dropout"), 2: ("adam", "dropout")}
-    jobs[3] = ("adam", "gradient")
+    folder, jobs = tmp_path_factory.mktemp("embeddings"), {1: ("adam", "rows", "dropout", "static")}
+    jobs |= {2: ("adam", "dropout", "static"), 3: ("adam", "gradient")}
     chosen = {world: {name: configs["embeddings"][name] for name in names} for world, names in jobs.items()}
     return {world: runs.run_many(world, chosen[world], folder, recipe="recipes/embeddings.py") for world in jobs}
 
@@ -93,7 +93,7 @@ ADAM = [("nlp", world, f"adam-{budget}", "adam-576") for budget in BUDGETS for w
 ADAM += [("nlp", world, "rows", "adam-576") for world in WORLDS]
 ADAM += [("mlm", 2, "adam", "adam"), ("mlm", 3, "adam", "adam"), ("mlm", 1, "rows", "adam")]
 ADAM += [("embeddings", 2, "adam", "adam"), ("embeddings", 3, "adam", "adam"), ("embeddings", 1, "rows", "adam")]
-ADAM += [("embeddings", 2, "dropout", "dropout")]
+ADAM += [("embeddings", 2, "dropout", "dropout"), ("embeddings", 2, "static", "static")]
 
 
 @pytest.mark.parametrize(("recipe", "world", "name", "reference"), ADAM)

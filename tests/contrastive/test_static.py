@@ -1,0 +1,82 @@
+"""Static models: where their vectors come from, what they refuse. tests/predictions tests what they compute."""
+
+import pytest
+import runs
+import torch
+import toy_data
+
+from shared.config import options
+from shared.contrastive.static import static_tokenizer
+from shared.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return runs.load_recipe("embeddings")
+
+
+@pytest.fixture(scope="module")
+def flags(texts, tmp_path_factory):
+    """Those of a tiny run from a BERT."""
+    folder = tmp_path_factory.mktemp("static")
+    data = toy_data.tiny("embeddings", texts, folder)
+    bert = toy_data.write_encoder_with_dropout(folder / "bert", "embeddings", data)
+    return [*data, "--model_name_or_path", bert]
+
+
+@pytest.fixture(scope="module")
+def built(recipe, flags):
+    """The config, the tokenizer and the model before training."""
+    config = options.parse(recipe.Config, [*map(str, flags), "--static"])
+    *_, tokenizer = recipe.load_data(config)
+    return config, tokenizer, recipe.build_model(config, tokenizer)
+
+
+def test_the_vectors_begin_as_the_input_embeddings_of_the_model(built):
+    from transformers import AutoModel
+
+    config, _, model = built
+    bert = AutoModel.from_pretrained(config.model_name_or_path)
+    ((name, vectors),) = model.named_parameters()
+    assert name == "embedding.weight"
+    assert torch.equal(vectors, bert.get_input_embeddings().weight)
+
+
+def test_padding_does_not_change_the_embedding_of_a_text(built):
+    model, ids = built[2], torch.tensor([[7, 9, 8, 0, 0]])
+    padded = model(input_ids=ids, attention_mask=(ids > 0).long()).logits
+    assert torch.equal(padded, model(input_ids=ids[:, :3], attention_mask=ids[:, :3].clamp(max=1)).logits)
+
+
+def test_texts_have_no_special_tokens(recipe, built):
+    config, tokenizer, _ = built
+    train, *_ = recipe.load_data(config)
+    special = {*tokenizer("")["input_ids"]}
+    assert special
+    assert not special & {*train.columns[0].input_ids.tolist()}
+    once = static_tokenizer(tokenizer)
+    assert once("a text")["input_ids"] == tokenizer("a text", add_special_tokens=False)["input_ids"]
+    assert static_tokenizer(once)("a text") == once("a text")
+
+
+def test_training_goes_on_from_a_static_model_and_only_with_the_flag(flags, tmp_path):
+    def train(name, model, *more):
+        words = [*flags[:-1], model, "--max_train_steps", 2, "--eval_steps", 2, *more]
+        return runs.train("embeddings", tmp_path / name, *words)
+
+    first = train("first", flags[-1], "--static", "--learning_rate", 1)
+    folder = tmp_path / "first/model"
+    again = train("again", folder, "--static", "--learning_rate", 1e-12)
+    assert again["eval_loss"] == pytest.approx(first["eval_loss"], rel=1e-5)
+    for more, expected in (
+        ([], f"--model_name_or_path {folder} is a static model: add --static"),
+        (["--static", "--lora_rank", 2], "--lora_rank: the encoder of a StaticModel has no linear layers to adapt"),
+        (["--static", "--gradient_checkpointing"], "--gradient_checkpointing: StaticModel"),
+    ):
+        with pytest.raises(UserError) as caught:
+            train("refused", folder, *more)
+        assert str(caught.value).startswith(expected)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "refused/model").exists()

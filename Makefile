@@ -105,8 +105,7 @@ lint: .venv/installed-dev
 
 # Both targets take hours and need an idle machine. `make bench` runs the benchmarks of docs/performance.md and writes
 # its tables. `make bench-network` runs the benchmarks that depend on links between processes. The new results replace
-# the files in benchmarks/results. Update the figures in other tables and in sentences by hand. pretraining.py measures
-# accuracy, which takes hours more: see its page.
+# the files in benchmarks/results. Update the figures in other tables and in sentences by hand.
 # A benchmark with results in out/bench does not run again, so that an interrupted `make bench` resumes. After a change
 # of the code, run rm -r out/bench.
 # ROUNDS: repetitions of each contestant. `make bench ROUNDS=1` only checks that everything runs.
@@ -134,7 +133,7 @@ measure_remote_shards := python benchmarks/remote_shards.py --rounds 3
 measure_scale := python benchmarks/scale.py --rounds $(ROUNDS)
 measure_scale_processes := python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 \
 	--processes 8 64 512 4096 --samples_per_process 64 256 --images_per_process 384
-measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
+measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31
 
 measure_strong := $(SCALING) --processes 1 2 --strong
 measure_weak := $(SCALING) --processes 1 2 --weak

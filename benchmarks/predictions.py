@@ -140,19 +140,19 @@ def contestants(
     from shared.extras import flops
 
     sizes = sizes_of(arguments, on_gpu)
-    made = encoder_and_texts.prepare(folder, seed=0, texts=None, sizes=sizes)
-    docstrings = pq.read_table(made["files"]["train_file"])["text"].to_pylist()
+    made = encoder_and_texts.prepare(folder, sizes=sizes)
+    encoder, docstrings = str(made["model_name_or_path"]), pq.read_table(made["train_file"])["text"].to_pylist()
     texts = texts_of(docstrings, arguments.kind, arguments.texts)
     cut = {"truncation": True, "max_length": encoder_and_texts.MAX_LENGTH}
-    lengths = np.array(list(map(len, AutoTokenizer.from_pretrained(made["encoder"])(texts, **cut)["input_ids"])))
+    lengths = np.array(list(map(len, AutoTokenizer.from_pretrained(encoder)(texts, **cut)["input_ids"])))
     dtype = torch.bfloat16 if arguments.mixed_precision == "bf16" else torch.float32
     device = "cuda:0" if on_gpu else "cpu"
-    classify = pipeline("text-classification", model=made["encoder"], top_k=None, dtype=dtype, device=device)
+    classify = pipeline("text-classification", model=encoder, top_k=None, dtype=dtype, device=device)
     by_cpu_time = not on_gpu and arguments.threads == 1
     clock = time.process_time if by_cpu_time else time.perf_counter
     flags = ["--max_length", encoder_and_texts.MAX_LENGTH]
     flags += ["--max_tokens_per_micro_batch", arguments.max_tokens_per_micro_batch]
-    models = {"ours": made["encoder"]} | (exported(folder, made["encoder"], texts) if arguments.onnx else {})
+    models = {"ours": encoder} | (exported(folder, encoder, texts) if arguments.onnx else {})
 
     def run(name: str, round_: int) -> rounds.Row:
         ours = name in models

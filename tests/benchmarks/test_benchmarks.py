@@ -73,8 +73,8 @@ def pretended(monkeypatch, tmp_path):
         return 1.0
 
     monkeypatch.setattr(launching, "launch", launch)
-    files = {"train_file": "train.parquet", "nlp": "validation.parquet"}
-    monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: {"encoder": "encoder", "files": files})
+    files = {"train_file": "train.parquet", "validation_file": "validation.parquet"}
+    monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: files | {"model_name_or_path": "encoder"})
     return configs
 
 

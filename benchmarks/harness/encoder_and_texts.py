@@ -8,12 +8,31 @@ SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "
 LAST_EVALUATION = 32  # texts; the recipe always ends with an evaluation, which is not measured
 
 
+def write_texts(folder: Path, texts: int | None = None) -> dict[str, Path]:
+    """Write the embedded texts as files, and return the recipe's flags for them.
+
+    Args:
+        folder: where to.
+        texts: the first so many of the training texts; None: all of them.
+    """
+    import pyarrow.parquet as pq
+
+    from shared.demo_data import texts as demo_texts
+
+    folder.mkdir(exist_ok=True)
+    train, validation = demo_texts.load()
+    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
+    pq.write_table(train.slice(0, texts), files["train_file"])
+    pq.write_table(validation.slice(0, LAST_EVALUATION), files["validation_file"])
+    return files
+
+
 def prepare(folder: Path, texts: int | None = None, sizes: dict[str, int] | None = None) -> dict[str, object]:
     """Write a BERT with random weights, its tokenizer and the embedded texts.
 
     Args:
         folder: where to.
-        texts: the first so many of the training texts; None: all of them.
+        texts: see `write_texts`.
         sizes: fields of BertConfig; default: `SIZES`.
 
     Returns:
@@ -21,15 +40,10 @@ def prepare(folder: Path, texts: int | None = None, sizes: dict[str, int] | None
     """
     import pyarrow.parquet as pq
 
-    from shared.demo_data import texts as demo_texts
     from shared.text.tokenized import train_tokenizer
 
-    folder.mkdir(exist_ok=True)
-    train, validation = demo_texts.load()
-    train = train.slice(0, texts)
-    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
-    for file, table in zip(files.values(), (train, validation.slice(0, LAST_EVALUATION)), strict=True):
-        pq.write_table(table, file)
+    files = write_texts(folder, texts)
+    train = pq.read_table(files["train_file"])
     tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
     fields = (sizes or SIZES) | {"num_labels": len(set(train["label"].to_pylist()))}
     write_bert(folder / "encoder", tokenizer, "BertForSequenceClassification", 8192, **fields)

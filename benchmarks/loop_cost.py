@@ -12,7 +12,6 @@ includes what a loop does at every tenth step only. Writes loop_cost.json and lo
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -196,14 +195,12 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = rounds.make_runs_folder(arguments.output_dir)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    environment = launching.environment() | {"ACCELERATE_USE_CPU": "true"}
+    os.environ["ACCELERATE_USE_CPU"] = "true"
 
     def run(name: str, round_: int) -> dict[str, float]:
         place = folder / f"{name}-{round_}"
         place.mkdir()
-        command = [sys.executable, __file__, "--measure", name, str(arguments.steps), str(place)]
-        with (place / "log").open("w") as log:
-            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+        launching.run(place / "log", sys.executable, __file__, "--measure", name, arguments.steps, place)
         return json.loads((place / "result.json").read_text())
 
     rows = rounds.take_turns(["ours", *arguments.contestants], arguments.rounds, run)

@@ -20,7 +20,7 @@ Figures of each:
 Writes remote_shards.json and remote_shards.md into the output folder.
 """
 
-import subprocess
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -51,11 +51,8 @@ def train(folder: Path, work: Path, contestant: str, delay: float, flags: list[s
             of_data = ["--prepared_data", server.url, "--cache_gb", f"{share * size / 1e9:.9f}"]
         output = Path(name) / "run"
         more = ["--output_dir", output, "--dataloader_num_workers", workers, "--checkpointing_steps", "no"]
-        command = [str(word) for word in (sys.executable, RECIPE, *of_data, *flags, *more)]
-        environment = launching.environment() | {"ACCELERATE_RECIPES_CACHE": f"{name}/cache"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+        os.environ["ACCELERATE_RECIPES_CACHE"] = f"{name}/cache"
+        launching.run(Path(name) / "log", sys.executable, RECIPE, *of_data, *flags, *more)
         lines, last = launching.logged_steps(output, 0), 0
         seconds = waited = 0.0
         for line in lines:
@@ -79,28 +76,17 @@ def main() -> None:
     arguments = parser.parse_args()
     prepared_folder.BLOCK_BYTES = arguments.block_bytes
     given = [word if at % 2 else f"--{word}" for at, word in enumerate(arguments.flags)]
-    length = [
-        "--max_train_steps",
-        str(arguments.steps),
-        "--eval_steps",
-        str(arguments.steps),
-        "--max_eval_samples",
-        "50",
-    ]
-    flags = [*length, *given]
+    length = {"max_train_steps": arguments.steps, "eval_steps": arguments.steps, "max_eval_samples": 50}
+    flags = [*launching.flag_words(length), *given]
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         folder = work / "prepared"
         prepare.prepare(RECIPE, flags, (0, 1), folder)
-        rows = rounds.take_turns(
-            list(CONTESTANTS),
-            arguments.rounds,
-            lambda one, _: train(folder, work, one, arguments.delay, flags),
-        )
+        names, delay = list(CONTESTANTS), arguments.delay
+        rows = rounds.take_turns(names, arguments.rounds, lambda one, _: train(folder, work, one, delay, flags))
     comparisons = {
         f"data_percent of {one} - folder": rounds.compare(rows, "data_percent", one, "folder", difference=True)
-        for one in CONTESTANTS
-        if one != "folder"
+        for one in names[1:]
     }
     rounds.save(arguments, "remote_shards", 1, rows, comparisons, unit="percentage points")
 

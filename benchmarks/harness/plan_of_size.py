@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def resident(kind: str, process: int | str = "self") -> float:
-    """MiB of a process in memory: RssAnon, which belongs to it, or RssFile, which processes share."""
+    """MiB of a process in memory: RssAnon, which belongs to it, RssFile, which processes share; VmHWM, the largest."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 

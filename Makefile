@@ -113,7 +113,7 @@ ROUNDS ?= 5
 PEERS := python benchmarks/peers.py --real --rounds $(ROUNDS)
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 BENCHMARKS := real_classification real_regression real_mlm real_tagging real_embeddings real_images utilisation \
-	loop_cost bare_loop_same_batches preparing remote_shards predictions checkpoints_cpu scale scale_processes
+	loop_cost bare_loop_same_batches preparing predictions checkpoints_cpu scale scale_processes
 NETWORK := strong weak links variants
 
 measure_real_classification := $(PEERS) --work classification \
@@ -129,7 +129,6 @@ measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
 measure_bare_loop_same_batches := python benchmarks/bare_loop_same_batches.py --rounds $(ROUNDS)
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
 measure_preparing := python benchmarks/preparing.py --rounds 3
-measure_remote_shards := python benchmarks/remote_shards.py --rounds 3
 measure_scale := python benchmarks/scale.py --rounds $(ROUNDS)
 measure_scale_processes := python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 \
 	--processes 8 64 512 4096 --samples_per_process 64 256 --images_per_process 384

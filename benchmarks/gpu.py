@@ -125,12 +125,14 @@ def race(name: str, folder: Path, seconds: float) -> Row:
         command += ["--output_dir", folder]
     code = run_limited(command, log, seconds)
     row = figures(BENCHMARKS[name], folder) | {"benchmark": name, "seconds": time.perf_counter() - started}
-    if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-        cut_off = code == -signal.SIGKILL
-        row["problem"] = f"cut off after {seconds:.0f} s" if cut_off else (last or ["no output"])[-1][:200]
-        row["last_lines"] = [line[:200] for line in last]
-    return row
+    return row | (problem_in(log, code == -signal.SIGKILL, seconds) if code else {})
+
+
+def problem_in(log: Path, cut_off: bool, seconds: float) -> Row:
+    """Why a benchmark or the tests failed, and the last lines of their log."""
+    last = [line[:200] for line in log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]]
+    why = f"cut off after {seconds:.0f} s" if cut_off else (last or ["no output"])[-1]
+    return {"problem": why, "last_lines": last}
 
 
 def script_flags(benchmark: Benchmark) -> list[str]:
@@ -211,13 +213,7 @@ def run_tests(part: str, folder: Path, seconds: float) -> Row:
         row["skipped"] = sum("skipped" in kind for kind in kinds)
         row["passed"] = len(cases) - row["skipped"] - len(row["failed"])
         row["slowest"] = {name: taken for name, taken, _ in sorted(cases, key=lambda case: -case[1])[:5]}
-    if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-        row["problem"] = (
-            f"cut off after {seconds:.0f} s" if row["seconds"] > seconds else (last or ["no output"])[-1][:200]
-        )
-        row["last_lines"] = [line[:200] for line in last]
-    return row
+    return row | (problem_in(log, row["seconds"] > seconds, seconds) if code else {})
 
 
 def machine() -> dict[str, Any]:

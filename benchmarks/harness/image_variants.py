@@ -95,15 +95,16 @@ def with_cudnn_attention(replace: Any, recipe: Any) -> None:
     replace(recipe, "main", main_with_cudnn)
 
 
-def with_plain_sgd(replace: Any, recipe: Any) -> None:
-    """SGD with an operation over all parameters at a time, as torch does by default."""
+def with_plain_optimizer(replace: Any, recipe: Any) -> None:
+    """SGD or AdamW with an operation over all parameters at a time, as torch does by default."""
     make_fused = recipe.make_optimizer
 
     def make_optimizer(model: Any, config: Any) -> Any:
         fused = make_fused(model, config)
         groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in fused.param_groups]
         first = fused.param_groups[0]
-        return torch.optim.SGD(groups, lr=first["lr"], momentum=first["momentum"], nesterov=True, foreach=True)
+        settings = {name: first[name] for name in ("lr", "betas", "eps", "momentum", "nesterov") if name in first}
+        return type(fused)(groups, **settings, foreach=True)
 
     replace(recipe, "make_optimizer", make_optimizer)
 
@@ -115,5 +116,5 @@ CHANGES = {
     "whole_model": with_whole_model_compiled,
     "max_autotune": with_max_autotune,
     "cudnn_attention": with_cudnn_attention,
-    "plain_sgd": with_plain_sgd,
+    "plain_optimizer": with_plain_optimizer,
 }

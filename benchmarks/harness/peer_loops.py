@@ -9,7 +9,6 @@ alone. Windows of tagged words and images are those of the recipe.
 """
 
 import json
-import os
 import runpy
 import sys
 import time
@@ -23,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.harness.launching import ROOT, flag_words
@@ -159,14 +157,9 @@ class Clock:
         self.marks.append((time.perf_counter(), self.count))
 
     def rate(self) -> float:
-        """Tokens or samples per second over all processes, from the end of the first update to that of the last."""
+        """Tokens or samples per second, from the end of the first update to that of the last."""
         (started, before), (ended, after) = self.marks[0], self.marks[-1]
-        return processes() * (after - before) / (ended - started)
-
-
-def processes() -> int:
-    """The processes of this launch."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+        return (after - before) / (ended - started)
 
 
 def trainer_settings(job: SimpleNamespace, **more: Any) -> dict[str, Any]:
@@ -174,14 +167,13 @@ def trainer_settings(job: SimpleNamespace, **more: Any) -> dict[str, Any]:
     settings = {
         "output_dir": job.output_dir,
         "num_train_epochs": job.epochs,
-        "per_device_train_batch_size": job.global_batch_size // processes(),
+        "per_device_train_batch_size": job.global_batch_size,
         "learning_rate": job.learning_rate,
         "weight_decay": job.weight_decay,
         "lr_scheduler_type": "linear",
         "warmup_steps": job.warmup_ratio,  # below 1 it is a share of all steps
         "bf16": job.bf16,
         "use_cpu": True,
-        "ddp_backend": "gloo" if processes() > 1 else None,
         "report_to": "none",
         "disable_tqdm": True,
         "seed": job.seed,
@@ -218,8 +210,7 @@ def trainer(job: SimpleNamespace, strategy: str = "random") -> dict[str, float]:
     found.train()
     values = found.evaluate()
     found.save_model()
-    # transformers 5.23 multiplies the loss by the number of processes
-    return {"rate": clock.rate(), "score": values["eval_score"] if score else values["eval_loss"] / processes()}
+    return {"rate": clock.rate(), "score": values["eval_score" if score else "eval_loss"]}
 
 
 def trainer_grouped(job: SimpleNamespace) -> dict[str, float]:
@@ -237,7 +228,7 @@ def accelerate(job: SimpleNamespace) -> dict[str, float]:
     set_seed(job.seed)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if job.bf16 else "no")
     made = MATERIALS[job.work](job)
-    clock, size = Clock(made.model), job.global_batch_size // processes()
+    clock, size = Clock(made.model), job.global_batch_size
     loader: Any = DataLoader(made.train, batch_size=size, shuffle=True, collate_fn=made.collate)  # type: ignore[arg-type]
     validation: Any = DataLoader(made.validation, batch_size=size, collate_fn=made.collate)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(made.model.parameters(), lr=job.learning_rate, weight_decay=job.weight_decay)
@@ -258,10 +249,9 @@ def accelerate(job: SimpleNamespace) -> dict[str, float]:
     with torch.inference_mode():
         for batch in validation:
             output = model(**batch)
-            losses.append(accelerator.gather_for_metrics(output.loss.repeat(len(batch["labels"]))))
+            losses.append(output.loss.repeat(len(batch["labels"])))
             if made.score:
-                logits, labels = (accelerator.pad_across_processes(t, 1) for t in (output.logits, batch["labels"]))
-                found.append(accelerator.gather_for_metrics((logits.float(), labels)))
+                found.append((output.logits.float(), batch["labels"]))
     accelerator.unwrap_model(model).save_pretrained(job.output_dir)
     if made.score is None:
         return {"rate": clock.rate(), "score": float(torch.cat(losses).mean())}
@@ -287,7 +277,7 @@ def sentence_transformers(job: SimpleNamespace, cached: bool = False) -> dict[st
         model=model,
         args=TrainingArguments(**trainer_settings(job)),
         train_dataset=Dataset(train),
-        loss=kind(model, scale=1 / job.temperature, gather_across_devices=processes() > 1),
+        loss=kind(model, scale=1 / job.temperature),
         callbacks=[end_of_update(lambda: marks.append(time.perf_counter()))],
     ).train()
     anchors, positives = (dict(enumerate(dict.fromkeys(column.to_pylist()))) for column in validation.columns)
@@ -317,17 +307,12 @@ def main() -> None:
 
     def note(*_: Any) -> None:
         handle.remove()
-        if os.environ.get("RANK", "0") == "0":
-            Path(noted).write_text(str(time.time()))
+        Path(noted).write_text(str(time.time()))
 
     handle = register_optimizer_step_post_hook(note)
     if script.endswith(".json"):
         job = SimpleNamespace(**json.loads(Path(script).read_text()))
-        figures = (TRAINERS | EMBEDDERS)[job.loop](job)
-        if os.environ.get("RANK", "0") == "0":
-            Path(job.result).write_text(json.dumps(figures))
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        Path(job.result).write_text(json.dumps((TRAINERS | EMBEDDERS)[job.loop](job)))
         return
     sys.argv = [script, *flags]
     sys.path.insert(0, str(ROOT / "recipes"))

@@ -154,24 +154,10 @@ def with_padded_attention(replace: Any, recipe: Any) -> None:
     replace(packing, "has_varlen", lambda: False)
 
 
-def with_plain_adamw(replace: Any, recipe: Any) -> None:
-    """AdamW with an operation over all parameters at a time, as torch does by default."""
-    make_fused = recipe.make_optimizer
-
-    def make_optimizer(model: Any, config: Any) -> Any:
-        fused = make_fused(model, config)
-        groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in fused.param_groups]
-        first = fused.param_groups[0]
-        return torch.optim.AdamW(groups, lr=first["lr"], betas=first["betas"], eps=first["eps"], foreach=True)
-
-    replace(recipe, "make_optimizer", make_optimizer)
-
-
 CHANGES = {
     "fixed_sizes": with_fixed_sizes,
     "dense_head": with_dense_head,
     "padded_attention": with_padded_attention,
-    "plain_adamw": with_plain_adamw,
 } | image_variants.CHANGES
 
 

@@ -1,4 +1,4 @@
-"""Encoders and data for the benchmarks of token_classification.py and embeddings.py, and what their peers need."""
+"""Encoders and data for the benchmarks of token_classification.py and embeddings.py."""
 
 import tarfile
 from collections.abc import Sequence
@@ -80,35 +80,3 @@ def rows_of_words(data: Any) -> list[dict[str, Any]]:
         labels[places] = tags
         rows.append({"input_ids": tokens.tolist(), "labels": labels.tolist()})
     return rows
-
-
-def sentence_transformers_trainer(
-    folder: Path, settings: Any, max_length: int, temperature: float, mini_batch_size: int, callback: Any
-) -> Any:
-    """The trainer of sentence-transformers with the recipe's loss: cached gradients, negatives of all processes.
-
-    Args:
-        folder: see `prepare`.
-        settings: its SentenceTransformerTrainingArguments.
-        max_length: tokens of a text; further ones are cut off.
-        temperature: divides the cosines.
-        mini_batch_size: texts of one column that are embedded at a time.
-        callback: a TrainerCallback.
-
-    On a GPU with flash_attn the texts are not padded: with this attention sentence-transformers unpads by itself.
-    """
-    import importlib.util
-
-    from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
-
-    unpads = settings.device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
-    more = {"attn_implementation": "flash_attention_2"} if unpads else {}
-    model = SentenceTransformer(str(folder), device=settings.device.type, model_kwargs=more)
-    model.max_seq_length = max_length
-    loss = CachedMultipleNegativesRankingLoss(
-        model, scale=1 / temperature, mini_batch_size=mini_batch_size, gather_across_devices=True
-    )
-    pairs = Dataset.from_parquet(str(folder / "train.parquet")).select_columns(["anchor", "positive"])
-    return SentenceTransformerTrainer(model=model, args=settings, train_dataset=pairs, loss=loss, callbacks=[callback])

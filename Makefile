@@ -148,7 +148,7 @@ out/bench/%/measured: | .venv/installed-bench
 
 define commit_results
 for folder in $(1); do \
-	for file in out/bench/$$folder/*.json out/bench/$$folder/*.md out/bench/$$folder/*.png; do \
+	for file in out/bench/$$folder/*.json out/bench/$$folder/*.md; do \
 		[ ! -f $$file ] || cp $$file benchmarks/results/$$folder.$${file##*.}; \
 	done; \
 done

@@ -68,9 +68,8 @@ def figures_of(lengths: Path, samples: int, arguments: argparse.Namespace) -> di
 
     def child(first_step: int) -> dict[str, float]:
         script = ROOT / "benchmarks/harness/plan_of_size.py"
-        words = [sys.executable, script, lengths, samples, first_step, arguments.steps, batch]
-        done = subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
-        return json.loads(done.stdout)
+        words = map(str, (sys.executable, script, lengths, samples, first_step, arguments.steps, batch))
+        return json.loads(subprocess.check_output([*words]))
 
     start, middle = child(0), child(samples // 2 // batch)
     resumed = {"resume_ms": middle["first_step_ms"], "resume_cpu_ms": middle["first_step_cpu_ms"]}
@@ -130,22 +129,17 @@ def main() -> None:
         rows = rounds.take_turns(
             list(by_name), arguments.rounds, lambda name, _: figures_of(lengths, by_name[name], arguments)
         )
-        comparisons = {
-            f"{figure}, {largest:,} / {smallest:,} samples": rounds.compare(
-                rows, figure, f"{largest:,}", f"{smallest:,}"
-            )
-            for figure in FIGURES
-            if smallest < largest
-        }
+        ends = f"{largest:,}", f"{smallest:,}"
+        compared = FIGURES if smallest < largest else ()
+        comparisons = {f"{what}, {' / '.join(ends)} samples": rounds.compare(rows, what, *ends) for what in compared}
         steps = [("texts", each) for each in arguments.samples_per_process]
         steps += [("images", each) for each in arguments.images_per_process]
         for (kind, each), processes in product(steps, arguments.processes):
-            found = plan_of_all(lengths, largest, processes, each * processes, kind)
+            batch = each * processes
+            found = plan_of_all(lengths, largest, processes, batch, kind)
             print(found, flush=True)
             once = "each sample once" if found["each_sample_once"] else "SAMPLES MISSING OR READ TWICE"
-            of = (
-                f"{processes:,} processes, {found['global_batch_size']:,} {'images' if kind == 'images' else 'samples'}"
-            )
+            of = f"{processes:,} processes, {batch:,} {'images' if kind == 'images' else 'samples'}"
             comparisons[f"CPU ms of one of {of} ({once})"] = rounds.summary(found["cpu_ms"]) | found
     finally:
         lengths.unlink(missing_ok=True)

@@ -4,8 +4,8 @@
     python benchmarks/scaling.py --processes 2 --links 1000 100 --variants plain accumulate4 bf16_gradients ...
 
 Strong scaling keeps the number of samples per step, weak scaling the number of samples per process. Each combination
-runs --repeats times, in turns; the first part of each run is left out. Writes scaling.json, scaling.md and scaling.png
-into the output folder.
+runs --repeats times, in turns; the first part of each run is left out. Writes scaling.json and scaling.md into the
+output folder.
 """
 
 import argparse
@@ -117,33 +117,6 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def draw(rows: list[dict[str, Any]], picture: Path) -> None:
-    """Draw the steps as bars."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    several = len({r["processes"] for r in rows}) > 1
-    names = [
-        r["variant"] + f", {r['processes']} processes" * several + f", {r['link_mbit']:g} Mbit/s" * bool(r["link_mbit"])
-        for r in rows
-    ]
-    parts = {"communication": "communication_share", "waiting for data": "data_wait_share"}
-    left = [0.0] * len(rows)
-    shares = {name: [r[key] for r in rows] for name, key in parts.items()}
-    shares = {"computation and the rest": [1 - sum(x) for x in zip(*shares.values(), strict=True)]} | shares
-    for (name, values), color in zip(shares.items(), ("#0072B2", "#D55E00", "#E69F00"), strict=True):
-        width = [r["step_seconds"] * v / VARIANTS[r["variant"]][0] for r, v in zip(rows, values, strict=True)]
-        axes.barh(range(len(rows)), width, left=left, label=name, color=color)
-        left = [a + b for a, b in zip(left, width, strict=True)]
-    axes.set_yticks(range(len(rows)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds for the samples of a plain step")
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
@@ -182,7 +155,6 @@ def main() -> None:
     rows = [row | about for row in summarize(found)]
     (arguments.output_dir / "scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
     (arguments.output_dir / "scaling.md").write_text(table(rows, about))
-    draw(rows, arguments.output_dir / "scaling.png")
     print(table(rows, about))
 
 

@@ -65,8 +65,8 @@ PACKED = {"packing": True}
 DOCSTRINGS = COMPILED | {"global_batch_size": 512}  # short texts: two or three micro-batches per step
 OFTEN = {"checkpointing_steps": 8}
 CACHED = COMPILED | {"cache": "uint8"}
-TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_length": 32}
-TEXT |= {"vocab_size": 400, "global_batch_size": 6, "max_tokens_per_micro_batch": 96}
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TEXT = TINY | {"max_length": 32, "vocab_size": 400, "global_batch_size": 6, "max_tokens_per_micro_batch": 96}
 PICTURES = {"global_batch_size": 8, "image_size": 16, "resize_size": 18, "decode_size": 18}
 SMALL = {**PICTURES, "embedding_size": 8, "hidden_sizes": "8 16", "depths": "1 1", "layer_type": "basic"}
 

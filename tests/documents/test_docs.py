@@ -40,6 +40,7 @@ OTHER_FLAGS = {
 }
 OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
+OTHER_FLAGS |= {"strategy"}  # of an earlier version, in CHANGELOG.md
 # Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials", "host"}
 FOREIGN_FLAGS |= {"rm", "gpus", "ipc"}

@@ -112,8 +112,8 @@ lint: .venv/installed-dev
 ROUNDS ?= 5
 PEERS := python benchmarks/peers.py --real --rounds $(ROUNDS)
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
-BENCHMARKS := real_classification real_regression real_mlm real_tagging real_embeddings real_images utilisation \
-	loop_cost bare_loop_same_batches preparing predictions checkpoints_cpu scale scale_processes
+BENCHMARKS := real_classification real_regression real_mlm real_tagging real_embeddings utilisation loop_cost \
+	bare_loop_same_batches preparing predictions checkpoints_cpu scale scale_processes
 NETWORK := strong weak links variants
 
 measure_real_classification := $(PEERS) --work classification \
@@ -123,7 +123,6 @@ measure_real_regression := $(PEERS) --work regression \
 measure_real_mlm := $(PEERS) --work mlm
 measure_real_tagging := $(PEERS) --work tagging
 measure_real_embeddings := $(PEERS) --work embeddings
-measure_real_images := $(PEERS) --work images --epochs 20
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
 measure_bare_loop_same_batches := python benchmarks/bare_loop_same_batches.py --rounds $(ROUNDS)

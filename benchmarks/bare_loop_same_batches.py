@@ -87,16 +87,12 @@ def bare(job: SimpleNamespace, round_: int) -> None:
         for micro_batch in mine:
             with nullcontext() if micro_batch.last else model.no_sync():
                 batch = next(batches)
-                losses = F.cross_entropy(model(**batch_without_labels(batch)).logits, batch["labels"], reduction="none")
+                labels = batch.pop("labels")
+                losses = F.cross_entropy(model(**batch).logits, labels, reduction="none")
                 (losses.sum() / micro_batch.step_size * dist.get_world_size()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def batch_without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arguments of the model's forward pass."""
-    return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
 LOOPS = {"ours": ours, "bare": bare}

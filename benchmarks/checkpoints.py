@@ -31,6 +31,7 @@ import os
 import shutil
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -72,13 +73,13 @@ def saver_in(folder: Path, accelerator: Any, **settings: Any) -> tuple[Any, Call
 # What a save costs the loop
 
 
-def measure_stall(encoder: str, number: int, folder: Path, names: tuple[str, ...] = WAYS) -> dict[str, Any]:
+def measure_stall(folder: Path, number: int, encoder: str, names: tuple[str, ...] = WAYS) -> dict[str, Any]:
     """Let ways of saving take turns.
 
     Args:
-        encoder: "small" or "base".
-        number: rounds.
         folder: for the files.
+        number: rounds.
+        encoder: "small" or "base".
         names: some of WAYS.
 
     Returns:
@@ -184,7 +185,7 @@ def summarize(rows: list[rounds.Row]) -> dict[str, Any]:
     }
 
 
-def measure_saves(encoder: str, number: int, folder: Path) -> dict[str, float]:
+def measure_saves(folder: Path, number: int, encoder: str) -> dict[str, float]:
     """Measure `number` saves that are due when the last one is done, beside a copy of the same bytes into memory.
 
     Returns:
@@ -192,7 +193,7 @@ def measure_saves(encoder: str, number: int, folder: Path) -> dict[str, float]:
         `save_stall_ms`: how long the loop stands still. `save_on_disk_ms`: from the start of the save until it is on
         disk; a save that is due earlier waits for the rest of this time. `save_bytes`: the size.
     """
-    measured = measure_stall(encoder, number, folder, WAYS[:3])
+    measured = measure_stall(folder, number, encoder, WAYS[:3])
     medians = summarize(measured["rows"])
     return {
         "save_bytes": measured["megabytes"] * 1e6,
@@ -221,7 +222,7 @@ def state_of_size(gigabytes: float) -> tuple[Any, Any, Any]:
     return accelerator, *accelerator.prepare(model, make_optimizer(model, Options()))
 
 
-def measure_writing(number: int, folder: Path, gigabytes: float) -> dict[str, Any]:
+def measure_writing(folder: Path, number: int, gigabytes: float) -> dict[str, Any]:
     """Write a state of one size in each way, in turns, in a process that then ends: a row for each, and the bytes.
 
     In `folder`, one of our checkpoints is left in "ours", and one of `save_state` in "kept".
@@ -314,7 +315,7 @@ def time_of_reading(way: str, gigabytes: float, folder: Path) -> rounds.Row:
     return {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - started_cpu}
 
 
-def measure_throughput(number: int, folder: Path, gigabytes: float) -> dict[str, Any]:
+def measure_throughput(folder: Path, number: int, gigabytes: float) -> dict[str, Any]:
     """Write and read a state of one size in each way, in turns: a row for each, and the ratios of the speeds."""
 
     def in_new_process(function: Callable[..., Any], *words: Any) -> Any:
@@ -331,7 +332,7 @@ def measure_throughput(number: int, folder: Path, gigabytes: float) -> dict[str,
                     pass
         return in_new_process(time_of_reading, way, gigabytes, folder)
 
-    written = in_new_process(measure_writing, number, folder, gigabytes)
+    written = in_new_process(measure_writing, folder, number, gigabytes)
     ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in READERS]
     read_rows = rounds.take_turns(ways, number, read)
 
@@ -356,18 +357,15 @@ def main() -> None:
     parser.add_argument("--beside_copy", action="store_true", help="only saves beside a copy; saves.json, for gpu.py")
     parser.add_argument("--gigabytes", type=float, nargs="+", help="measure writing and reading of these sizes only")
     arguments = parser.parse_args()
-    folder = arguments.output_dir.resolve() / "files"
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
 
     def measured(function: Callable[..., dict[str, Any]], *words: Any) -> dict[str, Any]:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        found = function(*words)
-        shutil.rmtree(folder)
-        return found
+        with tempfile.TemporaryDirectory(dir=arguments.output_dir.resolve()) as folder:
+            return function(Path(folder), arguments.rounds, *words)
 
     about = {"machine": rounds.machine(1), "command": rounds.command(), "load_average": os.getloadavg()}
     if arguments.gigabytes:
-        sizes = [measured(measure_throughput, arguments.rounds, folder, size) for size in arguments.gigabytes]
+        sizes = [measured(measure_throughput, size) for size in arguments.gigabytes]
         name, report = "checkpoints_large_cpu", about | {"sizes": sizes}
     else:
         import torch
@@ -375,9 +373,9 @@ def main() -> None:
         on_gpu = torch.cuda.is_available()
         encoder = arguments.encoder or ("base" if on_gpu else "small")
         if arguments.beside_copy:
-            name, report = "saves", measured(measure_saves, encoder, arguments.rounds, folder)
+            name, report = "saves", measured(measure_saves, encoder)
         else:
-            stall = measured(measure_stall, encoder, arguments.rounds, folder)
+            stall = measured(measure_stall, encoder)
             name, report = "checkpoints_gpu" if on_gpu else "checkpoints_cpu", about | stall
             report["summary"] = summarize(stall["rows"])
             print(json.dumps(report["summary"], indent=1))

@@ -172,10 +172,8 @@ def measure(contestant: str, steps: int, folder: Path) -> dict[str, float]:
     try:
         LOOPS[contestant](data, steps, folder)
     except LastStepDone:
-        blocks = np.diff(np.array(marks)[WARMUP::BLOCK], axis=0) / BLOCK
-        wall, cpu = np.median(blocks, axis=0) * 1e6
-        least = np.quantile(blocks[:, 1], 0.1) * 1e6  # hardly changes where other work keeps the machine busy
-        return {"wall_us": float(wall), "thread_us": float(cpu), "tenth_us": float(least)}
+        wall, cpu = np.median(np.diff(marks[WARMUP::BLOCK], axis=0), axis=0) / BLOCK * 1e6
+        return {"wall_us": wall, "thread_us": cpu}
     finally:
         handle.remove()
     raise AssertionError("the loop ended before its last step")
@@ -207,7 +205,7 @@ def main() -> None:
     names = ["ours", *(name for name in arguments.contestants if name != "bare")]
     found = {
         f"{name} - bare, {figure}": rounds.compare(rows, figure, name, "bare", difference=True)
-        for figure in ("thread_us", "wall_us", "tenth_us")
+        for figure in ("thread_us", "wall_us")
         for name in names
         if "bare" in arguments.contestants
     }

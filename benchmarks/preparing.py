@@ -7,7 +7,6 @@
 - jsonl, jsonl.zst: a corpus for recipes/mlm.py, in one file: the embedded docstrings, repeated with numbers
 - parts.zst: the same corpus in 8 compressed files
 - table: the beginnings of these docstrings with labels, for recipes/nlp.py
-- conll: the words of these docstrings with tags, for recipes/token_classification.py
 - photos: JPEGs of 500 x 375 pixels, decoded to squares of 256 pixels, with one core for each process. At most 500 JPEGs
   differ; further files are links to them.
 
@@ -42,7 +41,7 @@ from benchmarks.harness.photos import write_photos
 PARTS = 8  # compressed files
 CORPUS = {"jsonl": ["corpus.jsonl"], "jsonl.zst": ["corpus.jsonl.zst"]}
 CORPUS["parts.zst"] = [f"parts/{part}.jsonl.zst" for part in range(PARTS)]
-KINDS = (*CORPUS, "table", "conll", "photos")
+KINDS = (*CORPUS, "table", "photos")
 DIFFERENT = 500  # photos
 CHARACTERS = 150  # of a text of the table
 RECIPES = launching.ROOT / "recipes"
@@ -97,27 +96,6 @@ def write_table(path: Path, rows: int) -> None:
             file.write(json.dumps({"text": text[:CHARACTERS], "label": label}) + "\n")
 
 
-def write_conll(path: Path, words: int) -> None:
-    """Write words of docstrings, one in a line, with a tag for those that begin with a capital letter."""
-    left = words
-    with path.open("w") as file:
-        for text in cycle(docstrings()):
-            sentence = text.split()[:left]
-            file.writelines(f"{word}\t{'B-CAPITAL' if word[0].isupper() else 'O'}\n" for word in sentence)
-            file.write("\n")
-            left -= len(sentence)
-            if not left:
-                break
-
-
-def write_linked_photos(folder: Path, number: int) -> None:
-    """Write `number` JPEGs, of which at most DIFFERENT differ; the others are hard links."""
-    write_photos(folder, min(number, DIFFERENT))
-    different = sorted(folder.rglob("*.jpg"))
-    for copy, path in zip(range(len(different), number), cycle(different), strict=False):
-        os.link(path, path.with_name(f"{copy:06}.jpg"))
-
-
 def prepare(folder: Path, kind: str, processes: int) -> rounds.Row:
     """Prepare the corpus or the photos with some processes; the figures that the module's docstring describes."""
     with tempfile.TemporaryDirectory(dir=folder) as cache:
@@ -150,9 +128,8 @@ def recipe_and_flags(folder: Path, kind: str) -> list[Any]:
     model = ("--model_name_or_path", folder / "tokenizer")
     if kind in CORPUS:
         return [RECIPES / "mlm.py", "--train_file", folder / CORPUS[kind][0].replace("0.", "*."), *model]
-    recipe, ending = ("nlp", "jsonl") if kind == "table" else ("token_classification", "conll")
-    files = ("--train_file", folder / f"many.{ending}", "--validation_file", folder / f"few.{ending}")
-    return [RECIPES / f"{recipe}.py", *files, *model]
+    files = ("--train_file", folder / "many.jsonl", "--validation_file", folder / "few.jsonl")
+    return [RECIPES / "nlp.py", *files, *model]
 
 
 def watch(processes: list[subprocess.Popen]) -> dict[str, float]:
@@ -178,7 +155,6 @@ def main() -> None:
     parser = rounds.parser(__doc__ or "", "out/preparing")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the corpus as JSON lines, in MiB")
     parser.add_argument("--rows", type=int, default=200_000, help="number of texts in the table")
-    parser.add_argument("--words", type=int, default=2_000_000, help="number of words with tags")
     parser.add_argument("--photos", type=int, default=6000, help="number of JPEGs")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is prepared")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="processes of the launches")
@@ -194,11 +170,8 @@ def main() -> None:
         if "table" in arguments.kinds:
             write_table(folder / "many.jsonl", arguments.rows)
             write_table(folder / "few.jsonl", 100)
-        if "conll" in arguments.kinds:
-            write_conll(folder / "many.conll", arguments.words)
-            write_conll(folder / "few.conll", 1000)
         if "photos" in arguments.kinds:
-            write_linked_photos(folder / "photos", arguments.photos)
+            write_photos(folder / "photos", arguments.photos, DIFFERENT)
         rows = rounds.take_turns(list(contestants), arguments.rounds, lambda one, _: prepare(folder, *contestants[one]))
     comparisons = {
         f"{figure} of one process / two processes, {kind}": rounds.compare(

@@ -124,9 +124,10 @@ def times(
 ) -> list[float]:
     """Seconds of each timed pass."""
     kind = labels.device.type
+    wait = torch.cuda.synchronize if kind == "cuda" else lambda: None
     found = []
     for i in range(WARMUP + TIMED):
-        wait(kind)
+        wait()
         started = time.perf_counter()
         without = how.all_bf16 or how.bf16_activations
         autocast = nullcontext() if without else torch.autocast(kind, torch.bfloat16)
@@ -136,18 +137,12 @@ def times(
             else:
                 loss = F.cross_entropy(called(**inputs).logits.float(), labels)
         loss.backward()
-        wait(kind)
+        wait()
         if i >= WARMUP:
             found.append(time.perf_counter() - started)
         for parameter in model.parameters():
             parameter.grad = None
     return found
-
-
-def wait(kind: str) -> None:
-    """Wait for the device."""
-    if kind == "cuda":
-        torch.cuda.synchronize()
 
 
 def batch(

@@ -121,12 +121,9 @@ def fine_tune(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> Non
     table = pq.read_table(folder / "short.parquet")
     names = sorted(set(table["label"].to_pylist()))
     tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
-    encoded = tokenizer(table["text"].to_pylist(), truncation=True, max_length=config.max_length)
+    tokens = tokenizer(table["text"].to_pylist(), truncation=True, max_length=config.max_length)["input_ids"]
     labels = [names.index(label) for label in table["label"].to_pylist()]
-    rows = [
-        {"input_ids": ids, "attention_mask": mask, "labels": label}
-        for ids, mask, label in zip(encoded["input_ids"], encoded["attention_mask"], labels, strict=True)
-    ]
+    rows = [{"input_ids": ids, "labels": label} for ids, label in zip(tokens, labels, strict=True)]
     model = AutoModelForSequenceClassification.from_pretrained(folder / "encoder", dtype=torch.float32)
     run_grouped(benchmark, config, folder, toy, model, rows, DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8))
 
@@ -174,8 +171,8 @@ def embed(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
     attention = {"attn_implementation": "flash_attention_2"} if unpads else {}
     model = SentenceTransformer(str(folder / "encoder"), device=settings.device.type, model_kwargs=attention)
     model.max_seq_length = max(config.max_length)
-    scale = 1 / config.temperature
-    loss = CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=size // 2, gather_across_devices=True)
+    cached = {"mini_batch_size": size // 2, "gather_across_devices": True}
+    loss = CachedMultipleNegativesRankingLoss(model, scale=1 / config.temperature, **cached)
     pairs = Dataset.from_parquet(str(folder / "encoder/train.parquet")).select_columns(["anchor", "positive"])
     (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(pairs)}))
     callbacks = [end_of_update(rates.end_update)]
@@ -215,7 +212,7 @@ def train_bare(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> No
     data, collator, model = documents_and_model(benchmark, config, folder)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = config.global_batch_size
-    batches = [dict(collator([data[i] for i in range(k * size, (k + 1) * size)])) for k in range(1 if toy else 4)]
+    batches = [dict(collator(data[k * size : (k + 1) * size])) for k in range(1 if toy else 4)]
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]

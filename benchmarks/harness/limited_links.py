@@ -19,7 +19,6 @@ from typing import Any
 TIMEOUT = 540  # seconds for one launch of a group
 BURST = "256kb"  # larger than any packet of a virtual interface, small compared with a gradient
 QUEUE = "50ms"
-GOODPUT = 0.95  # share of the rate that is payload: headers take 66 of 1,514 bytes
 
 
 def why_not() -> str | None:
@@ -66,11 +65,7 @@ def limited(count: int, megabits: float) -> Iterator[list[tuple[list[str], str, 
 
 
 def run(*command: str) -> None:
-    """Run a command.
-
-    Raises:
-        subprocess.CalledProcessError: it failed.
-    """
+    """Run a command, which must succeed."""
     subprocess.run(command, check=True, capture_output=True)
 
 

@@ -78,6 +78,7 @@ def download(requirement: str, folder: Path) -> Path:
     def found() -> list[Path]:
         return [file for file in folder.glob("*") if file.name.lower().replace("_", "-").startswith(name.lower())]
 
+    folder.mkdir(parents=True, exist_ok=True)
     if not found():
         # of vaderSentiment, only the source distribution has the reviews
         source = ["--no-binary", name, "--no-build-isolation"] if requirement == REVIEWS else []

@@ -1,15 +1,12 @@
-"""What peers.py starts: a recipe, or the loop that its users would write without it.
+"""The loops that users of the recipes would write without them; peers.py starts this script.
 
-    python benchmarks/harness/peer_loops.py FILE recipes/nlp.py [FLAGS]
-    python benchmarks/harness/peer_loops.py FILE JOB.json
+    python benchmarks/harness/peer_loops.py JOB.json
 
-It writes the time of the end of the first optimizer step into FILE, in seconds since 1970. A job names the loop, the
-kind of work and its settings; its figures go into the file `result`. The peers read texts with pyarrow and transformers
-alone. Windows of tagged words and images are those of the recipe.
+A job names the loop, the kind of work and its settings; its figures go into the file `result`. The peers read texts
+with pyarrow and transformers alone. Windows of tagged words are those of the recipe.
 """
 
 import json
-import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -22,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from benchmarks.harness.launching import ROOT, flag_words
+from benchmarks.harness.launching import flag_words
 
 IGNORED = -100  # the label of a token without a loss
 Rows = list[dict[str, Any]]
@@ -109,38 +105,16 @@ def tagged_words(job: SimpleNamespace) -> Material:
     return Material(model, *map(rows_of_words, both), DataCollatorForTokenClassification(tokenizer), accuracy)
 
 
-def images(job: SimpleNamespace) -> Material:
-    """The recipe's images as float tensors in memory, resized and normalized once, and its model."""
-    from transformers import default_data_collator
-
-    from recipes import image_classification as recipe
-    from shared.augmentation.resampling import whole
-    from shared.config import options
-    from shared.images.images import collate
-
-    config = options.parse(recipe.Config, flag_words({"seed": job.seed, "output_dir": job.output_dir}))
-    *both, augmentation = recipe.load_data(config)
-
-    def rows(part: Any) -> Rows:
-        everything = collate([part[i] for i in range(len(part))])
-        pixels = augmentation.normalize(augmentation.cut(everything["images"], whole(torch.device("cpu"))))
-        return [{"pixel_values": p, "labels": int(y)} for p, y in zip(pixels, everything["labels"], strict=True)]
-
-    model = recipe.build_model(config, both[0].source.names)
-    return Material(model, *map(rows, both), default_data_collator, accuracy)
-
-
 MATERIALS: dict[str, Callable[[SimpleNamespace], Material]] = {
     "classification": sentences,
     "regression": sentences,
     "mlm": masked_texts,
     "tagging": tagged_words,
-    "images": images,
 }
 
 
 class Clock:
-    """Counts real tokens, or samples of models without an attention mask, and notes the time of each update."""
+    """Counts real tokens, and notes the time of each update."""
 
     def __init__(self, model: Any) -> None:
         self.count = 0
@@ -149,15 +123,14 @@ class Clock:
 
     def _add(self, model: Any, _: Any, batch: dict[str, Any]) -> None:
         if model.training:
-            mask = batch.get("attention_mask")
-            self.count += len(batch["labels"]) if mask is None else int(mask.sum())
+            self.count += int(batch["attention_mask"].sum())
 
     def end_update(self) -> None:
         """Note the time and the count; call it after each update."""
         self.marks.append((time.perf_counter(), self.count))
 
     def rate(self) -> float:
-        """Tokens or samples per second, from the end of the first update to that of the last."""
+        """Tokens per second, from the end of the first update to that of the last."""
         (started, before), (ended, after) = self.marks[0], self.marks[-1]
         return (after - before) / (ended - started)
 
@@ -303,20 +276,8 @@ EMBEDDERS = {loop.__name__: loop for loop in (sentence_transformers, sentence_tr
 
 
 def main() -> None:
-    noted, script, *flags = sys.argv[1:]
-
-    def note(*_: Any) -> None:
-        handle.remove()
-        Path(noted).write_text(str(time.time()))
-
-    handle = register_optimizer_step_post_hook(note)
-    if script.endswith(".json"):
-        job = SimpleNamespace(**json.loads(Path(script).read_text()))
-        Path(job.result).write_text(json.dumps((TRAINERS | EMBEDDERS)[job.loop](job)))
-        return
-    sys.argv = [script, *flags]
-    sys.path.insert(0, str(ROOT / "recipes"))
-    runpy.run_path(script, run_name="__main__")
+    job = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
+    Path(job.result).write_text(json.dumps((TRAINERS | EMBEDDERS)[job.loop](job)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,21 @@ Row = dict[str, Any]
 
 
 def take_turns(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]) -> list[Row]:
-    """Call `run(name, round)` for each name in each round, in the order of `turns`; print each row when it is there."""
+    """Call `run(name, round)` for each name in each round, which begins with the next name; print each row at once."""
     rows = []
-    for round_, name in turns(names, rounds):
+    for turn in range(rounds * len(names)):
+        round_, place = divmod(turn, len(names))
+        name = names[(round_ + place) % len(names)]
         row = {"contestant": name, "round": round_, **run(name, round_)}
-        print(f"round {round_} {name:18} " + "  ".join(shown(k, v) for k, v in row.items() if is_figure(k, v)))
+        print(f"round {round_} {name:18} " + "  ".join(f"{k} {v:.4g}" for k, v in row.items() if is_figure(k, v)))
         sys.stdout.flush()
         rows.append(row)
     return rows
 
 
-def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Pairs of round and contestant; each round begins with the next contestant."""
-    for round_ in range(rounds):
-        first = round_ % len(names)
-        yield from ((round_, name) for name in [*names[first:], *names[:first]])
-
-
 def is_figure(key: str, value: object) -> bool:
     """Whether a field of a row is a measured number."""
     return key != "round" and isinstance(value, int | float)
-
-
-def shown(key: str, value: float) -> str:
-    """`seconds 1.234`."""
-    return f"{key} {value:.4g}"
 
 
 def compare(rows: Sequence[Row], figure: str, one: str, other: str, difference: bool = False) -> dict[str, Any]:
@@ -83,9 +73,7 @@ def machine(processes: int) -> dict[str, Any]:
 
 def command() -> str:
     """The command that started this process, as a user types it."""
-    processes = os.environ.get("LOCAL_WORLD_SIZE")  # under torchrun
-    launcher = ["torchrun", "--nproc-per-node", processes] if processes else ["python"]
-    return shlex.join([*launcher, "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def parser(doc: str, output_dir: str) -> argparse.ArgumentParser:

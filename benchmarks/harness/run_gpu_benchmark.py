@@ -7,7 +7,6 @@ images that are on the device already, and what CHANGES has for a variant. The r
 waits.json and a variant's kernels.json are beside it. Without a GPU everything has toy size.
 """
 
-import argparse
 import importlib
 import json
 import os
@@ -84,7 +83,7 @@ def run(name: str, folder: Path, toy: bool) -> None:
     if "vit" in name:
         prepare_vit(folder / "vit", toy)
     if benchmark.data == "cache":
-        prepare_photos(folder / "photos", toy)
+        write_photos(folder / "photos", 16 if toy else 800, 100)  # making one takes long
     recipe = importlib.import_module(f"recipes.{recipe_of(benchmark)}")
     config = options.parse(recipe.Config, command_line(benchmark, folder, toy))
     if benchmark.part == "peers":
@@ -125,12 +124,6 @@ def recipe_of(benchmark: Benchmark) -> str:
     return BENCHMARKS[benchmark.beside].recipe if benchmark.part == "peers" else benchmark.recipe
 
 
-def with_fixed_sizes(replace: Any, recipe: Any) -> None:
-    """Compile for each size apart, where the recipe compiles once for all sizes."""
-    compile_module = torch.nn.Module.compile
-    replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | {"dynamic": False}))
-
-
 def with_dense_head(replace: Any, recipe: Any) -> None:
     """Compute the logits of all tokens, and then take those of the masked ones."""
 
@@ -157,7 +150,6 @@ def with_padded_attention(replace: Any, recipe: Any) -> None:
 
 
 CHANGES = {
-    "fixed_sizes": with_fixed_sizes,
     "dense_head": with_dense_head,
     "padded_attention": with_padded_attention,
 } | image_variants.CHANGES
@@ -242,14 +234,6 @@ def random_images(config: Any) -> tuple[Any, Any, Any]:
     return train, held_out, Augmentation.of_run(config, geometry)
 
 
-def prepare_photos(folder: Path, toy: bool) -> None:
-    """Write JPEGs in two classes: 100 of them, each under eight names, because making one takes long."""
-    write_photos(folder, 16 if toy else 100)
-    for photo in [] if toy else sorted(folder.rglob("*.jpg")):
-        for copy in range(7):
-            photo.with_stem(f"{photo.stem}-{copy}").hardlink_to(photo)
-
-
 def prepare_vit(folder: Path, toy: bool) -> None:
     """Write the config of ViT-B/16 and its processor."""
     from transformers import ViTConfig, ViTImageProcessorPil
@@ -289,13 +273,5 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmark", choices=list(BENCHMARKS))
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    run(arguments.benchmark, arguments.folder, toy=not torch.cuda.is_available())
-
-
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1], Path(sys.argv[2]), toy=not torch.cuda.is_available())

@@ -15,12 +15,6 @@ from benchmarks.harness.peer_data import demo_tables
 HELD_OUT = 16  # rows of the toy data to validate on
 
 
-def data_flags(folder: Path) -> dict[str, object]:
-    """The flags of a recipe for the files and the encoder in `folder`."""
-    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
-    return files | {"model_name_or_path": folder}
-
-
 def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
     """About a hundred functions of a module of the standard library: tagged words, or docstrings and sources."""
     from shared.demo_data import pairs, tagged_functions
@@ -38,7 +32,7 @@ def prepare(recipe: str, folder: Path, toy: bool, max_length: int = 128) -> None
 
     Args:
         recipe: "token_classification" or "embeddings".
-        folder: where to; see `data_flags`.
+        folder: where to.
         toy: few texts and a tiny model.
         max_length: tokens of a text or window.
     """
@@ -51,10 +45,10 @@ def prepare(recipe: str, folder: Path, toy: bool, max_length: int = 128) -> None
 
     folder.mkdir(parents=True, exist_ok=True)
     train, validation = toy_tables(recipe) if toy else demo_tables(recipe)
-    pq.write_table(train, folder / "train.parquet")
-    pq.write_table(validation.slice(0, 256), folder / "validation.parquet")
+    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
+    for file, table in zip(files.values(), (train, validation.slice(0, 256)), strict=True):
+        pq.write_table(table, file)
     module = importlib.import_module(f"recipes.{recipe}")
-    files = {name: path for name, path in data_flags(folder).items() if name.endswith("_file")}
     words = flag_words(files | {"max_length": max_length, "vocab_size": TEXT["vocab_size"] if toy else 8192})
     *loaded, tokenizer = module.load_data(options.parse(module.Config, words))
     kind, head = "BertModel", {}

@@ -21,4 +21,4 @@ def test_a_small_size_is_written_and_loaded_in_each_way(monkeypatch, tmp_path):
     ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in checkpoints.READERS]
     assert [row["contestant"] for row in reading["rows"]] == ways
     assert set(reading["speed_of_ours_against"]) == {"load_state cold", "load_state warm"}
-    assert not (tmp_path / "files").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoints_large_cpu.json"]

@@ -12,7 +12,7 @@ from benchmarks import preparing
 @pytest.mark.docs  # its command is in docs/pretraining.md
 def test_one_and_two_processes_prepare_texts_and_images(tmp_path):
     script = runs.ROOT / "benchmarks/preparing.py"
-    small = ["--rounds", 1, "--megabytes", 1, "--rows", 200, "--words", 2000, "--photos", 20]
+    small = ["--rounds", 1, "--megabytes", 1, "--rows", 200, "--photos", 20]
     runs.succeed([sys.executable, script, *small, "--output_dir", tmp_path])
     report = json.loads((tmp_path / "preparing.json").read_text())
     kinds = [f"{kind}, {n}" for kind in preparing.KINDS for n in ("1 process", "2 processes")]

@@ -7,11 +7,9 @@ starts two new processes, one at the first step and one in the middle of the fir
 first step, and then STEPS more. A step has 4,096 samples, and the process is one of 8. Figures per size:
 
 - first_step_ms, resume_ms: from opening the file to the micro-batches of the first step, or of the one in the middle
-- since_start_cpu_ms, resume_since_start_cpu_ms: the same from the start of the process, with the imports of the plan;
-  a recipe imports more
 - step_ms: each further step, median
 - the same with cpu: time on a processor, for a machine that has other work
-- private_mib: memory that belongs to the process alone after all steps, above that of a bare interpreter
+- private_mib: memory that belongs to the process alone after all steps, above that after its imports
 - mapped_mib: pages of the file that the process has mapped; the page cache holds them once for all processes
 
 Then a step of 4,096 processes is planned for every one of them, for three global batches of the largest data set. 16 of
@@ -44,8 +42,7 @@ from shared.plan.batches import Plan
 
 SIZES = (10**5, 10**6, 10**7, 10**8, 10**9)
 TILE = 10**6  # lengths that the file repeats
-FIGURES = ["since_start_cpu_ms", "resume_since_start_cpu_ms", "first_step_cpu_ms", "resume_cpu_ms"]  # that are compared
-FIGURES += ["step_cpu_ms", "private_mib"]
+FIGURES = ("first_step_cpu_ms", "resume_cpu_ms", "step_cpu_ms", "private_mib")  # that are compared
 TIMED = 16  # processes of a large launch whose own plans are timed
 BATCHES = (2, 4, 8)  # samples of a step per process
 BUDGETS = {"texts": {"max_tokens": 16_384}, "images": {"max_samples": 1024}}  # of a micro-batch
@@ -71,7 +68,6 @@ def figures_of(lengths: Path, samples: int, arguments: argparse.Namespace) -> di
 
     start, middle = child(0), child(samples // 2 // batch)
     resumed = {"resume_ms": middle["first_step_ms"], "resume_cpu_ms": middle["first_step_cpu_ms"]}
-    resumed["resume_since_start_cpu_ms"] = middle["since_start_cpu_ms"]
     return {"samples": samples, **start, **resumed}
 
 
@@ -128,7 +124,7 @@ def main() -> None:
             list(by_name), arguments.rounds, lambda name, _: figures_of(lengths, by_name[name], arguments)
         )
         ends = f"{largest:,}", f"{smallest:,}"
-        compared = FIGURES if smallest < largest else []
+        compared = FIGURES if smallest < largest else ()
         comparisons = {f"{what}, {' / '.join(ends)} samples": rounds.compare(rows, what, *ends) for what in compared}
         steps = [("texts", each) for each in arguments.samples_per_process]
         steps += [("images", each) for each in arguments.images_per_process]

@@ -105,16 +105,15 @@ lint: .venv/installed-dev
 
 # Both targets take hours and need an idle machine. `make bench` runs the benchmarks of docs/performance.md and writes
 # its tables. `make bench-network` runs the benchmarks that depend on links between processes. The new results replace
-# the files in benchmarks/results. Update the figures in other tables and in sentences by hand. pretraining.py measures
-# accuracy, which takes hours more: see its page.
+# the files in benchmarks/results. Update the figures in other tables and in sentences by hand.
 # A benchmark with results in out/bench does not run again, so that an interrupted `make bench` resumes. After a change
 # of the code, run rm -r out/bench.
 # ROUNDS: repetitions of each contestant. `make bench ROUNDS=1` only checks that everything runs.
 ROUNDS ?= 5
 PEERS := python benchmarks/peers.py --real --rounds $(ROUNDS)
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
-BENCHMARKS := real_classification real_regression real_mlm real_tagging real_embeddings real_images utilisation \
-	loop_cost bare_loop_same_batches preparing remote_shards predictions checkpoints_cpu scale scale_processes
+BENCHMARKS := real_classification real_regression real_mlm real_tagging real_embeddings utilisation loop_cost \
+	bare_loop_same_batches preparing predictions checkpoints_cpu scale scale_processes
 NETWORK := strong weak links variants
 
 measure_real_classification := $(PEERS) --work classification \
@@ -124,17 +123,15 @@ measure_real_regression := $(PEERS) --work regression \
 measure_real_mlm := $(PEERS) --work mlm
 measure_real_tagging := $(PEERS) --work tagging
 measure_real_embeddings := $(PEERS) --work embeddings
-measure_real_images := $(PEERS) --work images --epochs 20
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
 measure_bare_loop_same_batches := python benchmarks/bare_loop_same_batches.py --rounds $(ROUNDS)
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
 measure_preparing := python benchmarks/preparing.py --rounds 3
-measure_remote_shards := python benchmarks/remote_shards.py --rounds 3
 measure_scale := python benchmarks/scale.py --rounds $(ROUNDS)
 measure_scale_processes := python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 \
 	--processes 8 64 512 4096 --samples_per_process 64 256 --images_per_process 384
-measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
+measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31
 
 measure_strong := $(SCALING) --processes 1 2 --strong
 measure_weak := $(SCALING) --processes 1 2 --weak
@@ -150,7 +147,7 @@ out/bench/%/measured: | .venv/installed-bench
 
 define commit_results
 for folder in $(1); do \
-	for file in out/bench/$$folder/*.json out/bench/$$folder/*.md out/bench/$$folder/*.png; do \
+	for file in out/bench/$$folder/*.json out/bench/$$folder/*.md; do \
 		[ ! -f $$file ] || cp $$file benchmarks/results/$$folder.$${file##*.}; \
 	done; \
 done

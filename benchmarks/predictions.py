@@ -11,11 +11,9 @@ the model.
 
 On a CPU, the BERT has 4 layers x 256, and all contestants predict the same texts. The pipeline has a batch size of 1,
 8, 32 or 64. The rates are texts per second of wall-clock time on all cores. With one thread (`--threads 1`) they are
-texts per second of CPU time, which other programs on the machine change less. In float32, the report also has the
-largest ratio that is possible: it assumes that every product of the encoder that the logits need runs at the peak of
-the cores, and that nothing else takes time. Padding, and the tokens of the last layer that the head does not read, are
-not needed. --hidden_size and --num_hidden_layers change the model. With --onnx, `shared.predict --runtime onnx` is a
-contestant as well, with files that `shared.export` wrote in float32 and in int8.
+texts per second of CPU time, which other programs on the machine change less. --hidden_size and --num_hidden_layers
+change the model. With --onnx, `shared.predict --runtime onnx` is a contestant as well, with files that `shared.export`
+wrote in float32 and in int8.
 
 On a GPU, the BERT has the layers of BERT-base, and the rates are texts per second of wall-clock time. `shared.predict`
 predicts all texts. A pipeline predicts the first --pipeline_texts of them. It has a batch size of 1, 16, 64 or 256, and
@@ -98,7 +96,7 @@ def main() -> None:
     }
     by_onnx = [*BY_ONNX] if arguments.onnx else []
     with tempfile.TemporaryDirectory() as folder:
-        run, at_peak = contestants(Path(folder), arguments, pipelines, on_gpu)
+        run = contestants(Path(folder), arguments, pipelines, on_gpu)
         for name in ("ours", *pipelines) if on_gpu else ():
             run(name, WARM_UP)
         rows = rounds.take_turns(["ours", *by_onnx, *pipelines], arguments.rounds, run)
@@ -107,23 +105,14 @@ def main() -> None:
     compared["ours without its load / the fastest pipeline"] = beside_the_fastest(rows, "rate_without_load")
     for name in by_onnx:
         compared |= {f"{name} / {other}": rounds.compare(rows, "rate", name, other) for other in ("ours", *pipelines)}
-    if not on_gpu and arguments.mixed_precision == "no":
-        peak = [{"contestant": "at the peak", "round": row["round"], "rate": at_peak()} for row in rows]
-        for name in pipelines:
-            compared[f"every product at the peak of the cores / {name}"] = rounds.compare(
-                [*rows, *peak], "rate", "at the peak", name
-            )
     gpu, cores = (torch.cuda.get_device_name(), len(os.sched_getaffinity(0))) if on_gpu else ("", arguments.threads)
     rounds.save(arguments, "predictions", cores, rows, compared, gpu=gpu)
 
 
 def contestants(
     folder: Path, arguments: argparse.Namespace, pipelines: dict[str, tuple[int, int]], on_gpu: bool
-) -> tuple[Callable[[str, int], rounds.Row], Callable[[], float]]:
-    """Write the model and the texts; functions that return the figures of a contestant, and the rate at the peak.
-
-    The first function lets a contestant predict the texts. The second one measures the peak of the cores, and returns
-    the texts per second if every product that their logits need ran at this peak.
+) -> Callable[[str, int], rounds.Row]:
+    """Write the model and the texts; a function that lets a contestant predict the texts and returns its figures.
 
     Args:
         folder: where to.
@@ -137,22 +126,21 @@ def contestants(
     from transformers import AutoTokenizer, pipeline
 
     from shared import predict
-    from shared.extras import flops
 
     sizes = sizes_of(arguments, on_gpu)
-    made = encoder_and_texts.prepare(folder, seed=0, texts=None, sizes=sizes)
-    docstrings = pq.read_table(made["files"]["train_file"])["text"].to_pylist()
+    made = encoder_and_texts.prepare(folder, sizes=sizes)
+    encoder, docstrings = str(made["model_name_or_path"]), pq.read_table(made["train_file"])["text"].to_pylist()
     texts = texts_of(docstrings, arguments.kind, arguments.texts)
     cut = {"truncation": True, "max_length": encoder_and_texts.MAX_LENGTH}
-    lengths = np.array(list(map(len, AutoTokenizer.from_pretrained(made["encoder"])(texts, **cut)["input_ids"])))
+    lengths = np.array(list(map(len, AutoTokenizer.from_pretrained(encoder)(texts, **cut)["input_ids"])))
     dtype = torch.bfloat16 if arguments.mixed_precision == "bf16" else torch.float32
     device = "cuda:0" if on_gpu else "cpu"
-    classify = pipeline("text-classification", model=made["encoder"], top_k=None, dtype=dtype, device=device)
+    classify = pipeline("text-classification", model=encoder, top_k=None, dtype=dtype, device=device)
     by_cpu_time = not on_gpu and arguments.threads == 1
     clock = time.process_time if by_cpu_time else time.perf_counter
     flags = ["--max_length", encoder_and_texts.MAX_LENGTH]
     flags += ["--max_tokens_per_micro_batch", arguments.max_tokens_per_micro_batch]
-    models = {"ours": made["encoder"]} | (exported(folder, made["encoder"], texts) if arguments.onnx else {})
+    models = {"ours": encoder} | (exported(folder, encoder, texts) if arguments.onnx else {})
 
     def run(name: str, round_: int) -> rounds.Row:
         ours = name in models
@@ -181,10 +169,7 @@ def contestants(
         row |= {"rate": len(chosen) / taken, "rate_without_load": len(chosen) / (taken - sum(loads))}
         return row if ours else row | {"batch_size": size, "workers": workers}
 
-    def at_peak() -> float:
-        return len(texts) * flops.measure_peak(torch.device("cpu"), "no") / needed_operations(lengths, sizes)
-
-    return run, at_peak
+    return run
 
 
 def exported(folder: Path, model: str, texts: list[str]) -> dict[str, Path]:
@@ -218,22 +203,6 @@ def sizes_of(arguments: argparse.Namespace, on_gpu: bool) -> dict[str, int]:
         heads = max(1, width // 64)
         sizes = sizes | {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width}
     return sizes | ({"num_hidden_layers": arguments.num_hidden_layers} if arguments.num_hidden_layers else {})
-
-
-def needed_operations(lengths: np.ndarray, sizes: dict[str, int]) -> float:
-    """The floating-point operations of all products that the logits of a BERT need, without those of its small head.
-
-    Args:
-        lengths: tokens of each text, int array [texts].
-        sizes: fields of BertConfig. The last layer needs the keys and values of all tokens, and the rest of the first
-            token only.
-    """
-    width, inner, layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
-    tokens, pairs, texts = float(lengths.sum()), float(np.square(lengths.astype(float)).sum()), len(lengths)
-    keys_and_values, rest = 2 * width**2, 2 * width**2 + 2 * width * inner
-    whole = 2 * (keys_and_values + rest) * tokens + 4 * width * pairs
-    last = 2 * (keys_and_values * tokens + rest * texts) + 4 * width * tokens
-    return (layers - 1) * whole + last
 
 
 @contextmanager

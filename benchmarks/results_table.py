@@ -17,7 +17,7 @@ from benchmarks.harness.launching import ROOT, between_marks
 
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/performance.md"
 START, END = "<!-- benchmarks/results_table.py writes these tables -->", "<!-- end of these tables -->"
-WORKS = ("classification", "regression", "mlm", "tagging", "embeddings", "images")
+WORKS = ("classification", "regression", "mlm", "tagging", "embeddings")
 
 
 class Row(NamedTuple):

@@ -7,11 +7,9 @@ starts two new processes, one at the first step and one in the middle of the fir
 first step, and then STEPS more. A step has 4,096 samples, and the process is one of 8. Figures per size:
 
 - first_step_ms, resume_ms: from opening the file to the micro-batches of the first step, or of the one in the middle
-- since_start_cpu_ms, resume_since_start_cpu_ms: the same from the start of the process, with the imports of the plan;
-  a recipe imports more
 - step_ms: each further step, median
 - the same with cpu: time on a processor, for a machine that has other work
-- private_mib: memory that belongs to the process alone after all steps, above that of a bare interpreter
+- private_mib: memory that belongs to the process alone after all steps, above that after its imports
 - mapped_mib: pages of the file that the process has mapped; the page cache holds them once for all processes
 
 Then a step of 4,096 processes is planned for every one of them, for three global batches of the largest data set. 16 of
@@ -44,10 +42,7 @@ from shared.plan.batches import Plan
 
 SIZES = (10**5, 10**6, 10**7, 10**8, 10**9)
 TILE = 10**6  # lengths that the file repeats
-FIGURES = (  # that are compared
-    *("since_start_cpu_ms", "resume_since_start_cpu_ms", "first_step_cpu_ms", "resume_cpu_ms"),
-    *("step_cpu_ms", "private_mib"),
-)
+FIGURES = ("first_step_cpu_ms", "resume_cpu_ms", "step_cpu_ms", "private_mib")  # that are compared
 TIMED = 16  # processes of a large launch whose own plans are timed
 BATCHES = (2, 4, 8)  # samples of a step per process
 BUDGETS = {"texts": {"max_tokens": 16_384}, "images": {"max_samples": 1024}}  # of a micro-batch
@@ -68,13 +63,11 @@ def figures_of(lengths: Path, samples: int, arguments: argparse.Namespace) -> di
 
     def child(first_step: int) -> dict[str, float]:
         script = ROOT / "benchmarks/harness/plan_of_size.py"
-        words = [sys.executable, script, lengths, samples, first_step, arguments.steps, batch]
-        done = subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
-        return json.loads(done.stdout)
+        words = map(str, (sys.executable, script, lengths, samples, first_step, arguments.steps, batch))
+        return json.loads(subprocess.check_output([*words]))
 
     start, middle = child(0), child(samples // 2 // batch)
     resumed = {"resume_ms": middle["first_step_ms"], "resume_cpu_ms": middle["first_step_cpu_ms"]}
-    resumed["resume_since_start_cpu_ms"] = middle["since_start_cpu_ms"]
     return {"samples": samples, **start, **resumed}
 
 
@@ -130,22 +123,17 @@ def main() -> None:
         rows = rounds.take_turns(
             list(by_name), arguments.rounds, lambda name, _: figures_of(lengths, by_name[name], arguments)
         )
-        comparisons = {
-            f"{figure}, {largest:,} / {smallest:,} samples": rounds.compare(
-                rows, figure, f"{largest:,}", f"{smallest:,}"
-            )
-            for figure in FIGURES
-            if smallest < largest
-        }
+        ends = f"{largest:,}", f"{smallest:,}"
+        compared = FIGURES if smallest < largest else ()
+        comparisons = {f"{what}, {' / '.join(ends)} samples": rounds.compare(rows, what, *ends) for what in compared}
         steps = [("texts", each) for each in arguments.samples_per_process]
         steps += [("images", each) for each in arguments.images_per_process]
         for (kind, each), processes in product(steps, arguments.processes):
-            found = plan_of_all(lengths, largest, processes, each * processes, kind)
+            batch = each * processes
+            found = plan_of_all(lengths, largest, processes, batch, kind)
             print(found, flush=True)
             once = "each sample once" if found["each_sample_once"] else "SAMPLES MISSING OR READ TWICE"
-            of = (
-                f"{processes:,} processes, {found['global_batch_size']:,} {'images' if kind == 'images' else 'samples'}"
-            )
+            of = f"{processes:,} processes, {batch:,} {'images' if kind == 'images' else 'samples'}"
             comparisons[f"CPU ms of one of {of} ({once})"] = rounds.summary(found["cpu_ms"]) | found
     finally:
         lengths.unlink(missing_ok=True)

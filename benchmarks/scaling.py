@@ -4,9 +4,8 @@
     python benchmarks/scaling.py --processes 2 --links 1000 100 --variants plain accumulate4 bf16_gradients ...
 
 Strong scaling keeps the number of samples per step, weak scaling the number of samples per process. Each combination
-runs --repeats times, in turns; the first part of each run is left out. Everything runs on the CPU except --strategy dp,
-which compares torch.nn.DataParallel with DDP on GPUs. Writes scaling.json, scaling.md and scaling.png into the output
-folder.
+runs --repeats times, in turns; the first part of each run is left out. Writes scaling.json and scaling.md into the
+output folder.
 """
 
 import argparse
@@ -15,15 +14,14 @@ import shlex
 import signal
 import statistics
 import sys
-from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.harness import limited_links, process_group, rounds
-from benchmarks.harness.launching import HARNESS, ROOT
+from benchmarks.harness import encoder_and_texts, limited_links, rounds
+from benchmarks.harness.launching import HARNESS, ROOT, flag_words
 
 RECIPES = {"nlp": "nlp.py", "image": "image_classification.py", "mlm": "mlm.py"}
 VARIANTS: dict[str, tuple[int, list[str], dict[str, int]]] = {  # factor of samples per step, flags, DDP settings
@@ -36,7 +34,6 @@ VARIANTS: dict[str, tuple[int, list[str], dict[str, int]]] = {  # factor of samp
     "power_sgd": (1, [], {"power_sgd_rank": 4, "bucket_cap_mb": 100}),  # one bucket: gloo mixes up the messages of two
     "buckets1": (1, [], {"bucket_cap_mb": 1}),
     "buckets100": (1, [], {"bucket_cap_mb": 100}),
-    "data_parallel": (1, [], {"data_parallel": 1}),  # the number of GPUs is set below: one per process of "plain"
 }
 FIGURES = {  # name in a row: key in metrics.jsonl, whose mean it is
     "samples_per_second": "samples_per_second",
@@ -58,8 +55,6 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
     """Run the recipe once; the means of its figures after the first part."""
     times, flags, settings = VARIANTS[variant]
     size = arguments.global_batch_size * times * (processes if arguments.weak else 1)
-    if "data_parallel" in settings:
-        settings, processes = {"data_parallel": processes}, 1
     every = window(arguments.steps)
     total = every + arguments.steps
     flags = [*flags, "--global_batch_size", size, "--max_train_steps", total, "--logging_steps", every]
@@ -67,9 +62,7 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
     flags += [*arguments.files, *shlex.split(arguments.flags), "--output_dir", output]
     script = [HARNESS / "start_variant.py", json.dumps(settings), ROOT / "recipes" / RECIPES[arguments.recipe]]
     command = [str(word) for word in (sys.executable, *script, *flags)]
-    gpus = arguments.gpus or arguments.strategy == "dp"
-    with limited_links.limited(processes, link) if link else nullcontext() as places:
-        process_group.run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"), gpus)
+    limited_links.run_group(command, processes, link, output.with_suffix(".log"), arguments.gpus)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
     figures = {}
@@ -88,15 +81,11 @@ def summarize(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for key in dict.fromkeys((r["processes"], r["link_mbit"], r["variant"]) for r in found):
         mine = [r for r in found if (r["processes"], r["link_mbit"], r["variant"]) == key]
-        middle = {name: statistics.median(r[name] for r in mine) for name in FIGURES if name in mine[0]}
-        rates = [r["samples_per_second"] for r in mine]
-        steps = [r["step_seconds"] for r in mine]
-        rows.append(
-            dict(zip(("processes", "link_mbit", "variant"), key, strict=True))
-            | middle
-            | {"repeats": len(mine), "samples_per_second_spread": [min(rates), max(rates)]}
-            | {"step_seconds_spread": [min(steps), max(steps)]}
-        )
+        row = dict(zip(("processes", "link_mbit", "variant"), key, strict=True)) | {"repeats": len(mine)}
+        row |= {name: statistics.median(r[name] for r in mine) for name in FIGURES if name in mine[0]}
+        for name in ("samples_per_second", "step_seconds"):
+            row[f"{name}_spread"] = [min(r[name] for r in mine), max(r[name] for r in mine)]
+        rows.append(row)
     for row in rows:
         same = [r for r in rows if (r["link_mbit"], r["variant"]) == (row["link_mbit"], row["variant"])]
         base = min(same, key=lambda r: r["processes"])
@@ -128,65 +117,6 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def draw(rows: list[dict[str, Any]], picture: Path) -> None:
-    """Draw the rate over the number of processes with the ideal line; for one number, the steps as bars."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    series = list(dict.fromkeys((r["variant"], r["link_mbit"]) for r in rows))
-    names = [f"{variant}, {link:g} Mbit/s" if link else variant for variant, link in series]
-    if len({r["processes"] for r in rows}) > 1:
-        for (variant, link), name in zip(series, names, strict=True):
-            mine = sorted(
-                (r for r in rows if (r["variant"], r["link_mbit"]) == (variant, link)), key=lambda r: r["processes"]
-            )
-            counts = [r["processes"] for r in mine]
-            low, high = zip(*(r["samples_per_second_spread"] for r in mine), strict=True)
-            rates = [r["samples_per_second"] for r in mine]
-            errors = [
-                [a - b for a, b in zip(rates, low, strict=True)],
-                [b - a for a, b in zip(rates, high, strict=True)],
-            ]
-            axes.errorbar(counts, rates, yerr=errors, marker="o", capsize=3, label=name)
-            axes.plot(counts, [rates[0] * n / counts[0] for n in counts], "--", color="0.6", linewidth=1)
-        axes.plot([], [], "--", color="0.6", label="ideal")
-        axes.set_xlabel("processes")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylim(0)
-        axes.set_ylabel("samples per second")
-        axes.legend(frameon=False)
-    else:
-        parts = {"communication": "communication_share", "waiting for data": "data_wait_share"}
-        left = [0.0] * len(rows)
-        shares = {name: [r[key] for r in rows] for name, key in parts.items()}
-        shares = {"computation and the rest": [1 - sum(x) for x in zip(*shares.values(), strict=True)]} | shares
-        for (name, values), color in zip(shares.items(), ("#0072B2", "#D55E00", "#E69F00"), strict=True):
-            width = [r["step_seconds"] * v / VARIANTS[r["variant"]][0] for r, v in zip(rows, values, strict=True)]
-            axes.barh(range(len(rows)), width, left=left, label=name, color=color)
-            left = [a + b for a, b in zip(left, width, strict=True)]
-        axes.set_yticks(range(len(rows)), names)
-        axes.invert_yaxis()
-        axes.set_xlabel("seconds for the samples of a plain step")
-        figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture)
-
-
-def data_files(recipe: str, folder: Path) -> list[str]:
-    """Flags for the embedded texts, with 32 to validate on: a run ends with an evaluation that is not measured."""
-    if recipe == "image":
-        return []
-    import pyarrow.parquet as pq
-
-    from shared.demo_data import texts as demo_texts
-
-    train, validation = demo_texts.load()
-    pq.write_table(train, folder / "train.parquet")
-    pq.write_table(validation.slice(0, 32), folder / "validation.parquet")
-    return ["--train_file", str(folder / "train.parquet"), "--validation_file", str(folder / "validation.parquet")]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
@@ -197,11 +127,7 @@ def main() -> None:
     kind.add_argument("--strong", action="store_true", help="keep the samples per step (default)")
     parser.add_argument("--global_batch_size", type=int, default=32, help="samples per step (weak: per process)")
     parser.add_argument("--links", type=float, nargs="+", default=[0], help="Mbit/s between processes; 0: no limit")
-    parser.add_argument(
-        "--variants", nargs="+", choices=list(VARIANTS)[:-1], default=["plain"]
-    )  # the last: --strategy dp
-    parser.add_argument("--strategy", choices=["ddp", "dp"], default="ddp", help="dp: DataParallel beside DDP, on GPUs")
-    parser.add_argument("--hosts", nargs="+", help="machines to use by ssh, with this folder and environment")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["plain"])
     parser.add_argument("--gpus", action="store_true", help="a GPU for each process; default: the CPU")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flags", default="", help="more flags for the recipe, as one quoted word")
@@ -209,36 +135,26 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.steps % window(arguments.steps):  # otherwise the last line would cover fewer steps
         parser.error(f"--steps {arguments.steps}: give a multiple of 3")
-    if any(arguments.links) and (
-        reason := "the links of other machines cannot be limited" if arguments.hosts else limited_links.why_not()
-    ):
+    if any(arguments.links) and (reason := limited_links.why_not()):
         parser.error(f"--links {' '.join(f'{link:g}' for link in arguments.links)}: {reason}; use --links 0")
-    if arguments.strategy == "dp":
-        import torch
-
-        arguments.variants, needed = ["plain", "data_parallel"], max(2, *arguments.processes)
-        if (there := torch.cuda.device_count()) < needed:
-            print(f"skipped: --strategy dp compares on {needed} GPUs, and this machine has {there}")
-            return
     folder = rounds.make_runs_folder(arguments.output_dir)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception removes links and processes
-    arguments.files = data_files(arguments.recipe, folder)
-    found = []
-    combinations = list(product(arguments.processes, arguments.links, arguments.variants))
-    for repeat in range(arguments.repeats):
-        first = repeat % len(combinations)  # each round begins with the next one
-        for processes, link, variant in combinations[first:] + combinations[:first]:
-            output = folder / f"{variant}-{processes}-{link:g}-{repeat}"
-            figures = train(arguments, processes, link, variant, output)
-            found.append({"processes": processes, "link_mbit": link, "variant": variant, **figures})
-            rate, share = figures["samples_per_second"], figures["communication_share"]
-            print(f"{output.name:28} {rate:9.1f} samples/s, communication {share:.0%}", flush=True)
-    found.sort(key=lambda r: combinations.index((r["processes"], r["link_mbit"], r["variant"])))
+    data = {} if arguments.recipe == "image" else encoder_and_texts.write_texts(folder)
+    arguments.files = flag_words(data)
+    combinations = {
+        f"{variant}-{processes}-{link:g}": {"processes": processes, "link_mbit": link, "variant": variant}
+        for processes, link, variant in product(arguments.processes, arguments.links, arguments.variants)
+    }
+
+    def run(name: str, repeat: int) -> rounds.Row:
+        return combinations[name] | train(arguments, *combinations[name].values(), folder / f"{name}-{repeat}")
+
+    found = rounds.take_turns([*combinations], arguments.repeats, run)
+    found.sort(key=lambda row: [*combinations].index(row["contestant"]))
     about = {"machine": rounds.machine(max(arguments.processes)), "command": rounds.command()}
     rows = [row | about for row in summarize(found)]
     (arguments.output_dir / "scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
     (arguments.output_dir / "scaling.md").write_text(table(rows, about))
-    draw(rows, arguments.output_dir / "scaling.png")
     print(table(rows, about))
 
 

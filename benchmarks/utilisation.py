@@ -4,15 +4,13 @@
 
 The recipe trains two encoders in one process of one thread: "small" is BERT 4 x 256, "wide" has two layers of
 BERT-base's width, 768. Both read texts of at most 128 tokens. The figure is the median over the logged steps after the
-first two. The recipe divides by the best product of square matrices of 512 or 768 rows. The table also has the rates of
-larger matrices, which show whether that peak is fair. Writes utilisation.json and utilisation.md into the output
-folder.
+first two. The recipe divides by the best product of square matrices of 512 or 768 rows. Writes utilisation.json and
+utilisation.md into the output folder.
 """
 
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -23,31 +21,7 @@ SIZES = {
     "small": encoder_and_texts.SIZES,
     "wide": {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 3072},
 }
-MAX_LENGTH, SIDES, REPEATS, WARMUP = 128, (512, 768, 1024, 2048), 6, 2
-
-
-def prepare(folder: Path, size: str) -> None:
-    """Write an encoder of a size with its tokenizer, and the texts."""
-    folder.mkdir()
-    encoder_and_texts.prepare(folder, 0, None, sizes=SIZES[size])
-
-
-def peak_gflops(precision: str) -> dict[str, float]:
-    """GFLOP/s of a product of square matrices by their number of rows, in a precision: the best of `REPEATS`."""
-    import torch
-
-    torch.set_num_threads(1)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    found = {}
-    for side in SIDES:
-        a, b = (torch.rand(side, side).to(dtype) for _ in range(2))
-        best = float("inf")
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            a @ b
-            best = min(best, time.perf_counter() - started)
-        found[str(side)] = 2 * side**3 / best / 1e9
-    return found
+MAX_LENGTH, WARMUP = 128, 2
 
 
 def main() -> None:
@@ -60,16 +34,12 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = rounds.make_runs_folder(arguments.output_dir)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # otherwise the recipe would use all cores
-    for size in arguments.sizes:
-        prepare(folder / size, size)
+    data = {size: encoder_and_texts.prepare(folder / size, sizes=SIZES[size]) for size in arguments.sizes}
 
     def run(name: str, round_: int) -> rounds.Row:
         size, precision = name.split()
         output = folder / f"{size}-{precision}-{round_}"
-        flags = {
-            "model_name_or_path": folder / size / "encoder",
-            "train_file": folder / size / "train.parquet",
-            "validation_file": folder / size / "validation_nlp.parquet",
+        flags = data[size] | {
             "max_length": MAX_LENGTH,
             "global_batch_size": arguments.global_batch_size,
             "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,
@@ -85,8 +55,7 @@ def main() -> None:
         launching.launch(1, folder / f"{output.name}.log", launching.ROOT / "recipes/nlp.py", *words)
         timed = launching.logged_steps(output, WARMUP)
         figures = ("mfu", "tokens_per_second", "padding")
-        row = {key: statistics.median(line[key] for line in timed) for key in figures}
-        return row | {f"peak_{side}": rate for side, rate in peak_gflops(precision).items()}
+        return {key: statistics.median(line[key] for line in timed) for key in figures}
 
     names = [f"{size} {precision}" for size in arguments.sizes for precision in arguments.precisions]
     rows = rounds.take_turns(names, arguments.rounds, run)

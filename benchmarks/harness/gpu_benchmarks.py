@@ -65,25 +65,24 @@ PACKED = {"packing": True}
 DOCSTRINGS = COMPILED | {"global_batch_size": 512}  # short texts: two or three micro-batches per step
 OFTEN = {"checkpointing_steps": 8}
 CACHED = COMPILED | {"cache": "uint8"}
-TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_length": 32}
-TEXT |= {"vocab_size": 400, "global_batch_size": 6, "max_tokens_per_micro_batch": 96}
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TEXT = TINY | {"max_length": 32, "vocab_size": 400, "global_batch_size": 6, "max_tokens_per_micro_batch": 96}
 PICTURES = {"global_batch_size": 8, "image_size": 16, "resize_size": 18, "decode_size": 18}
 SMALL = {**PICTURES, "embedding_size": 8, "hidden_sizes": "8 16", "depths": "1 1", "layer_type": "basic"}
 
 
-def text(data: str, flags: dict[str, Any], minimum: float | None = None, target: float | None = None) -> Benchmark:
-    """Masked language modeling with the recipe."""
-    return Benchmark("mlm", data, flags, "tokens", minimum, target, toy=TEXT)
+def text(about: str, data: str, flags: dict[str, Any], *limits: float) -> Benchmark:
+    """Masked language modeling with the recipe; `limits` are minimum and target."""
+    return Benchmark("mlm", data, flags, "tokens", *limits, toy=TEXT, about=about)
 
 
-def fine_tuning(flags: dict[str, Any], recipe: str = "nlp", unit: str = "tokens") -> Benchmark:
-    return Benchmark(recipe, "real", flags, unit, steps=64, warmup=32, toy=FINE_TOY)
+def fine_tuning(about: str, flags: dict[str, Any], recipe: str = "nlp", unit: str = "tokens") -> Benchmark:
+    return Benchmark(recipe, "real", flags, unit, steps=64, warmup=32, toy=FINE_TOY, about=about)
 
 
-def images(
-    data: str, flags: dict[str, Any], toy: dict[str, Any], minimum: float | None = None, target: float | None = None
-) -> Benchmark:
-    return Benchmark("image_classification", data, flags, "images", minimum, target, toy=toy, part="images")
+def images(about: str, data: str, flags: dict[str, Any], toy: dict[str, Any], *limits: float) -> Benchmark:
+    of = Benchmark("image_classification", data, flags, "images", *limits, toy=toy, part="images")
+    return replace(of, about=about)
 
 
 def variant(
@@ -101,50 +100,45 @@ def peer(recipe: str, beside: str, about: str) -> Benchmark:
 
 # In each part the most important come first, because time may run out.
 MAIN = {
-    "bert_base": text("random", BASE | COMPILED, 620e3, 750e3),
-    "modernbert_base": text("random", MODERN | COMPILED, 430e3, 520e3),
-    "fine_tuning": fine_tuning(FINE),
-    "fine_tuning_packed": fine_tuning(FINE | PACKED),
-    "bert_base_real": text("real", BASE | DOCSTRINGS, 620e3, 750e3),
-    "tagging": fine_tuning(TRAINED, "token_classification"),
-    "embeddings": fine_tuning(TRAINED, "embeddings", "pairs"),
-    "bert_large": text("random", LARGE | COMPILED, 215e3, 250e3),
-    "bert_base_eager": text("random", BASE),
-    "fine_tuning_compiled": fine_tuning(FINE | COMPILED),
-    "fine_tuning_packed_compiled": fine_tuning(FINE | PACKED | COMPILED),
-    "bert_base_checkpoints": Benchmark("mlm", "random", BASE | OFTEN, toy=TEXT | {"checkpointing_steps": 1}),
-    "modernbert_base_real": text("real", MODERN | DOCSTRINGS, 430e3, 520e3),
-    "modernbert_base_eager": text("random", MODERN),
-    "resnet50_eager": images("on the device", RESNET, SMALL),
-    "vit": images("on the device", VIT | COMPILED, PICTURES, 3800, 4500),
-    "resnet50": images("on the device", RESNET | COMPILED, SMALL, 5500, 7000),
-    "vit_cache": images("cache", VIT | CACHED, PICTURES),
-    "resnet50_cache": images("cache", RESNET | CACHED, SMALL),
-    "vit_eager": images("on the device", VIT, PICTURES),
+    "bert_base": text("BERT-base, masked LM, 64 x 512 tokens, compiled", "random", BASE | COMPILED, 620e3, 750e3),
+    "modernbert_base": text(
+        "ModernBERT-base, masked LM, 32 x 1,024 tokens, compiled", "random", MODERN | COMPILED, 430e3, 520e3
+    ),
+    "fine_tuning": fine_tuning("BERT-base, texts of 35 tokens, 256 per step, one text per row, not compiled", FINE),
+    "fine_tuning_packed": fine_tuning("`fine_tuning` without padding", FINE | PACKED),
+    "bert_base_real": text(
+        "BERT-base on docstrings of 222 tokens on average, compiled", "real", BASE | DOCSTRINGS, 620e3, 750e3
+    ),
+    "tagging": fine_tuning(
+        "BERT-base, tags of words in windows of 128 tokens, 256 per step, packed, not compiled",
+        TRAINED,
+        "token_classification",
+    ),
+    "embeddings": fine_tuning(
+        "BERT-base, 256 pairs of texts of up to 128 tokens per step, packed, not compiled",
+        TRAINED,
+        "embeddings",
+        "pairs",
+    ),
+    "bert_large": text("BERT-large, masked LM, 64 x 512 tokens, compiled", "random", LARGE | COMPILED, 215e3, 250e3),
+    "bert_base_eager": text("`bert_base`, not compiled", "random", BASE),
+    "fine_tuning_compiled": fine_tuning("`fine_tuning`, compiled", FINE | COMPILED),
+    "fine_tuning_packed_compiled": fine_tuning("`fine_tuning_packed`, compiled", FINE | PACKED | COMPILED),
+    "bert_base_checkpoints": replace(
+        text("`bert_base_eager` with a save every 8 steps", "random", BASE | OFTEN),
+        toy=TEXT | {"checkpointing_steps": 1},
+    ),
+    "modernbert_base_real": text("ModernBERT-base on docstrings, compiled", "real", MODERN | DOCSTRINGS, 430e3, 520e3),
+    "modernbert_base_eager": text("`modernbert_base`, not compiled", "random", MODERN),
+    "resnet50_eager": images("ResNet-50, images of 224 on the device, not compiled", "on the device", RESNET, SMALL),
+    "vit": images(
+        "ViT-B/16, images of 224 on the device, compiled", "on the device", VIT | COMPILED, PICTURES, 3800, 4500
+    ),
+    "resnet50": images("ResNet-50, compiled", "on the device", RESNET | COMPILED, SMALL, 5500, 7000),
+    "vit_cache": images("`vit` on JPEGs from the uint8 cache", "cache", VIT | CACHED, PICTURES),
+    "resnet50_cache": images("`resnet50` on JPEGs from the uint8 cache", "cache", RESNET | CACHED, SMALL),
+    "vit_eager": images("`vit`, not compiled", "on the device", VIT, PICTURES),
 }
-ABOUT = {
-    "bert_base": "BERT-base, masked LM, 64 x 512 tokens, compiled",
-    "modernbert_base": "ModernBERT-base, masked LM, 32 x 1,024 tokens, compiled",
-    "fine_tuning": "BERT-base, texts of 35 tokens, 256 per step, one text per row, not compiled",
-    "bert_base_real": "BERT-base on docstrings of 222 tokens on average, compiled",
-    "tagging": "BERT-base, tags of words in windows of 128 tokens, 256 per step, packed, not compiled",
-    "embeddings": "BERT-base, 256 pairs of texts of up to 128 tokens per step, packed, not compiled",
-    "bert_large": "BERT-large, masked LM, 64 x 512 tokens, compiled",
-    "bert_base_eager": "`bert_base`, not compiled",
-    "fine_tuning_compiled": "`fine_tuning`, compiled",
-    "fine_tuning_packed": "`fine_tuning` without padding",
-    "fine_tuning_packed_compiled": "`fine_tuning_packed`, compiled",
-    "bert_base_checkpoints": "`bert_base_eager` with a save every 8 steps",
-    "modernbert_base_real": "ModernBERT-base on docstrings, compiled",
-    "modernbert_base_eager": "`modernbert_base`, not compiled",
-    "resnet50_eager": "ResNet-50, images of 224 on the device, not compiled",
-    "vit": "ViT-B/16, images of 224 on the device, compiled",
-    "resnet50": "ResNet-50, compiled",
-    "vit_cache": "`vit` on JPEGs from the uint8 cache",
-    "resnet50_cache": "`resnet50` on JPEGs from the uint8 cache",
-    "vit_eager": "`vit`, not compiled",
-}
-MAIN = {name: replace(benchmark, about=ABOUT[name]) for name, benchmark in MAIN.items()}
 BF16_ACTIVATIONS: dict[str, Any] = {"activation_dtype": "bf16", "mixed_precision": "no"}
 VARIANTS = {
     "bert_base_profiled": variant("bert_base", "nothing changed"),
@@ -157,7 +151,7 @@ VARIANTS = {
     "bert_base_dense_head": variant("bert_base", "logits of all tokens", "dense_head"),
     "bert_base_padded_attention": variant("bert_base_real", "documents padded inside of attention", "padded_attention"),
     "bert_base_padded": variant("bert_base_real", "a document per row (--no_packing)", packing=False),
-    "bert_base_plain_adamw": variant("bert_base", "AdamW not fused", "plain_adamw"),
+    "bert_base_plain_adamw": variant("bert_base", "AdamW not fused", "plain_optimizer"),
     "bert_base_full_precision": variant("bert_base", "TF32 instead of bf16", mixed_precision="no"),
     "bert_base_deterministic": variant("bert_base_eager", "--deterministic", deterministic=True),
     "resnet50_channels_first": variant("resnet50_eager", "--channels_last false", channels_last=False),
@@ -181,8 +175,8 @@ IMAGE_VARIANTS = {
     ),
     "resnet50_probabilities": of_images("resnet50", "loss from probabilities of all classes", "probabilities"),
     "resnet50_compiled_loss": of_images("resnet50", "loss compiled", "compiled_loss"),
-    "resnet50_plain_sgd": of_images("resnet50", "SGD not fused", "plain_sgd"),
-    "vit_plain_adamw": of_images("vit", "AdamW not fused", "plain_adamw"),
+    "resnet50_plain_sgd": of_images("resnet50", "SGD not fused", "plain_optimizer"),
+    "vit_plain_adamw": of_images("vit", "AdamW not fused", "plain_optimizer"),
     "resnet50_compiled_channels_first": of_images("resnet50", "--channels_last false", channels_last=False),
     "resnet50_max_autotune": of_images("resnet50", "compiled with max-autotune", "max_autotune"),
     "vit_max_autotune": of_images("vit", "compiled with max-autotune", "max_autotune"),

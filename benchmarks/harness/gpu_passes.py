@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.harness.gpu_benchmarks import TINY
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing, use_packed_attention
@@ -93,8 +94,7 @@ def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, floa
 
     torch._dynamo.reset()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    sizes = small | {"vocab_size": 400} if toy else {"vocab_size": 30528}
+    sizes = TINY | {"vocab_size": 400} if toy else {"vocab_size": 30528}
     without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     torch.manual_seed(0)
     model = BertForMaskedLM(BertConfig(**sizes, **without_dropout))
@@ -124,9 +124,10 @@ def times(
 ) -> list[float]:
     """Seconds of each timed pass."""
     kind = labels.device.type
+    wait = torch.cuda.synchronize if kind == "cuda" else lambda: None
     found = []
     for i in range(WARMUP + TIMED):
-        wait(kind)
+        wait()
         started = time.perf_counter()
         without = how.all_bf16 or how.bf16_activations
         autocast = nullcontext() if without else torch.autocast(kind, torch.bfloat16)
@@ -136,18 +137,12 @@ def times(
             else:
                 loss = F.cross_entropy(called(**inputs).logits.float(), labels)
         loss.backward()
-        wait(kind)
+        wait()
         if i >= WARMUP:
             found.append(time.perf_counter() - started)
         for parameter in model.parameters():
             parameter.grad = None
     return found
-
-
-def wait(kind: str) -> None:
-    """Wait for the device."""
-    if kind == "cuda":
-        torch.cuda.synchronize()
 
 
 def batch(

@@ -3,18 +3,18 @@
 transformers' Trainer, tuned as far as its flags allow; the trainer of sentence-transformers; a bare loop.
 """
 
+import importlib.util
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.harness import tags_and_pairs
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, Benchmark
+from benchmarks.harness.peer_loops import end_of_update
 from benchmarks.harness.random_documents import random_rows, word_tokenizer
 from shared.encoders.new_encoders import new_encoder
 
@@ -24,13 +24,14 @@ class Rates:
 
     Args:
         device: the one that is waited for before the clock is read.
-        every: updates per line.
-        output: file of the lines.
+        folder: for the lines, in FOLDER/run/metrics.jsonl.
+        toy: a line for each update.
         update: rows and tokens of an update; None where they vary: then `watch` counts them on the device.
     """
 
-    def __init__(self, device: torch.device, every: int, output: Path, update: tuple[int, int] | None = None) -> None:
-        self.device, self.every, self.output, self.update = device, every, output, update
+    def __init__(self, device: torch.device, folder: Path, toy: bool, update: tuple[int, int] | None = None) -> None:
+        self.device, self.output, self.update = device, folder / "run/metrics.jsonl", update
+        self.every = 1 if toy else LOGGING_STEPS
         self.rows = self.tokens = torch.zeros((), device=device)
         self.updates = 0
         self.started = time.perf_counter()
@@ -59,25 +60,6 @@ class Rates:
             file.write(json.dumps(line) + "\n")
         self.rows, self.tokens = self.rows * 0, self.tokens * 0
         self.started = time.perf_counter()
-
-
-class RandomDocuments(torch.utils.data.Dataset[dict[str, list[int]]]):
-    """As many documents as a run needs: a few, over and over.
-
-    Args:
-        rows: int64 [few, length].
-        count: how many documents there seem to be.
-    """
-
-    def __init__(self, rows: NDArray[np.int64], count: int) -> None:
-        self.rows, self.count = rows, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        ids = self.rows[index % len(self.rows)].tolist()
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
 
 def train(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
@@ -127,19 +109,8 @@ def run_trainer(model: Any, settings: Any, data: Any, collator: Any, rates: Rate
     """Train; `rates` hears of each update."""
     from transformers import Trainer
 
-    callbacks = [end_of_update(rates)]
+    callbacks = [end_of_update(rates.end_update)]
     Trainer(model=model, args=settings, train_dataset=data, data_collator=collator, callbacks=callbacks).train()
-
-
-def end_of_update(rates: Rates) -> Any:
-    """A callback of Trainer that tells `rates` of each update."""
-    from transformers import TrainerCallback
-
-    class EndOfUpdate(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            rates.end_update()
-
-    return EndOfUpdate()
 
 
 def fine_tune(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
@@ -150,12 +121,9 @@ def fine_tune(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> Non
     table = pq.read_table(folder / "short.parquet")
     names = sorted(set(table["label"].to_pylist()))
     tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
-    encoded = tokenizer(table["text"].to_pylist(), truncation=True, max_length=config.max_length)
+    tokens = tokenizer(table["text"].to_pylist(), truncation=True, max_length=config.max_length)["input_ids"]
     labels = [names.index(label) for label in table["label"].to_pylist()]
-    rows = [
-        {"input_ids": ids, "attention_mask": mask, "labels": label}
-        for ids, mask, label in zip(encoded["input_ids"], encoded["attention_mask"], labels, strict=True)
-    ]
+    rows = [{"input_ids": ids, "labels": label} for ids, label in zip(tokens, labels, strict=True)]
     model = AutoModelForSequenceClassification.from_pretrained(folder / "encoder", dtype=torch.float32)
     run_grouped(benchmark, config, folder, toy, model, rows, DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8))
 
@@ -180,37 +148,52 @@ def run_grouped(
     (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(rows)}))
     more = {"train_sampling_strategy": "group_by_length", "learning_rate": config.learning_rate}
     settings = arguments(benchmark, config, folder, toy, dataloader_num_workers=0 if toy else 4, **more)
-    rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl")
+    rates = Rates(settings.device, folder, toy)
     rates.watch(model)
     run_trainer(model, settings, rows, collator, rates)
 
 
 def embed(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
-    """The trainer of sentence-transformers with cached gradients on the pairs of the benchmark `embeddings`."""
-    from sentence_transformers import SentenceTransformerTrainingArguments
+    """The trainer of sentence-transformers with the recipe's loss on the pairs of the benchmark `embeddings`.
 
-    kind = SentenceTransformerTrainingArguments
+    Gradients are cached, with half of a step in memory at a time. On a GPU with flash_attn the texts are not padded:
+    with this attention sentence-transformers unpads by itself.
+    """
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
+    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+
     more = {"learning_rate": config.learning_rate, "dataloader_drop_last": True}
-    settings, size = arguments(benchmark, config, folder, toy, kind, **more), config.global_batch_size
-    rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl", (size, 0))
-    trainer = tags_and_pairs.sentence_transformers_trainer(
-        folder / "encoder", settings, max(config.max_length), config.temperature, size // 2, end_of_update(rates)
-    )
-    (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(trainer.train_dataset)}))
-    trainer.train()
+    settings, size = arguments(benchmark, config, folder, toy, TrainingArguments, **more), config.global_batch_size
+    rates = Rates(settings.device, folder, toy, (size, 0))
+    unpads = settings.device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
+    attention = {"attn_implementation": "flash_attention_2"} if unpads else {}
+    model = SentenceTransformer(str(folder / "encoder"), device=settings.device.type, model_kwargs=attention)
+    model.max_seq_length = max(config.max_length)
+    cached = {"mini_batch_size": size // 2, "gather_across_devices": True}
+    loss = CachedMultipleNegativesRankingLoss(model, scale=1 / config.temperature, **cached)
+    pairs = Dataset.from_parquet(str(folder / "encoder/train.parquet")).select_columns(["anchor", "positive"])
+    (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(pairs)}))
+    callbacks = [end_of_update(rates.end_update)]
+    SentenceTransformerTrainer(model=model, args=settings, train_dataset=pairs, loss=loss, callbacks=callbacks).train()
 
 
-def documents_and_model(benchmark: Benchmark, config: Any, folder: Path) -> tuple[RandomDocuments, Any, Any]:
-    """The random documents of the recipe's benchmark, the collator that masks them, and a new model of its sizes."""
+def documents_and_model(benchmark: Benchmark, config: Any, folder: Path) -> tuple[list[dict[str, Any]], Any, Any]:
+    """Random documents, as many as the run needs, the collator that masks them, and a new model of the recipe's sizes.
+
+    The documents are those of the recipe's benchmark: a few, over and over.
+    """
     from transformers import DataCollatorForLanguageModeling
 
-    tokenizer, steps = word_tokenizer(config.vocab_size), benchmark.steps
-    rows = random_rows(4 * config.global_batch_size, config.max_length, config.vocab_size)
+    tokenizer, size = word_tokenizer(config.vocab_size), config.global_batch_size
+    rows = random_rows(4 * size, config.max_length, config.vocab_size).tolist()
+    documents = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in rows]
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=config.mlm_probability, pad_to_multiple_of=8)
     torch.manual_seed(config.seed)
     model = new_encoder("AutoModelForMaskedLM", config, tokenizer, vocab_multiple=64)
     (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(rows)}))
-    return RandomDocuments(rows, (steps + 1) * config.global_batch_size), collator, model
+    return (documents * (1 + benchmark.steps // 4))[: (1 + benchmark.steps) * size], collator, model
 
 
 def pretrain(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
@@ -220,7 +203,7 @@ def pretrain(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None
     more = workers | {"torch_compile": config.torch_compile, "learning_rate": 5e-4}
     settings = arguments(benchmark, config, folder, toy, **more)
     update = (config.global_batch_size, config.global_batch_size * config.max_length)
-    rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl", update)
+    rates = Rates(settings.device, folder, toy, update)
     run_trainer(model, settings, data, collator, rates)
 
 
@@ -229,14 +212,14 @@ def train_bare(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> No
     data, collator, model = documents_and_model(benchmark, config, folder)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = config.global_batch_size
-    batches = [dict(collator([data[i] for i in range(k * size, (k + 1) * size)])) for k in range(1 if toy else 4)]
+    batches = [dict(collator(data[k * size : (k + 1) * size])) for k in range(1 if toy else 4)]
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]
     model.to(device).train()
     called = torch.compile(model) if config.torch_compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
-    rates = Rates(device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl", (size, size * config.max_length))
+    rates = Rates(device, folder, toy, (size, size * config.max_length))
     for step in range(4 if toy else benchmark.steps):
         batch = batches[step % len(batches)]
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,5 +1,6 @@
-"""Changes to the code of recipes/image_classification.py, for the variants of benchmarks/gpu.py."""
+"""Changes to the code of recipes/image_classification.py and to compiling, for the variants of benchmarks/gpu.py."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,11 +77,14 @@ def with_whole_model_compiled(replace: Any, recipe: Any) -> None:
     replace(image_models, "compile_layers", compile_whole)
 
 
-def with_max_autotune(replace: Any, recipe: Any) -> None:
-    """Let the compiler time several kernels for each matrix product and convolution."""
-    compile_module = torch.nn.Module.compile
-    mode = {"mode": "max-autotune-no-cudagraphs"}
-    replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | mode))
+def with_compiler(**settings: Any) -> Callable[[Any, Any], None]:
+    """A change that compiles with other settings than the recipe's."""
+
+    def change(replace: Any, recipe: Any) -> None:
+        compile_module = torch.nn.Module.compile
+        replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | settings))
+
+    return change
 
 
 def with_cudnn_attention(replace: Any, recipe: Any) -> None:
@@ -95,15 +99,16 @@ def with_cudnn_attention(replace: Any, recipe: Any) -> None:
     replace(recipe, "main", main_with_cudnn)
 
 
-def with_plain_sgd(replace: Any, recipe: Any) -> None:
-    """SGD with an operation over all parameters at a time, as torch does by default."""
+def with_plain_optimizer(replace: Any, recipe: Any) -> None:
+    """SGD or AdamW with an operation over all parameters at a time, as torch does by default."""
     make_fused = recipe.make_optimizer
 
     def make_optimizer(model: Any, config: Any) -> Any:
         fused = make_fused(model, config)
         groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in fused.param_groups]
         first = fused.param_groups[0]
-        return torch.optim.SGD(groups, lr=first["lr"], momentum=first["momentum"], nesterov=True, foreach=True)
+        settings = {name: first[name] for name in ("lr", "betas", "eps", "momentum", "nesterov") if name in first}
+        return type(fused)(groups, **settings, foreach=True)
 
     replace(recipe, "make_optimizer", make_optimizer)
 
@@ -113,7 +118,8 @@ CHANGES = {
     "compiled_loss": with_compiled_loss,
     "compiled_augmentation": with_compiled_augmentation,
     "whole_model": with_whole_model_compiled,
-    "max_autotune": with_max_autotune,
+    "fixed_sizes": with_compiler(dynamic=False),  # for each size apart
+    "max_autotune": with_compiler(mode="max-autotune-no-cudagraphs"),  # times several kernels for each product
     "cudnn_attention": with_cudnn_attention,
-    "plain_sgd": with_plain_sgd,
+    "plain_optimizer": with_plain_optimizer,
 }

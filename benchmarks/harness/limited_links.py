@@ -1,18 +1,24 @@
-"""Slow links on one machine: each process runs in its own network namespace, behind a token bucket (tc tbf).
+"""Process groups on one machine, also over slow links: each process in its own namespace, behind a token bucket (tbf).
 
 A bridge in one more namespace connects them. The machine's own network stays as it is, and removing the namespaces
 removes everything.
 """
 
 import os
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
 
+TIMEOUT = 540  # seconds for one launch of a group
 BURST = "256kb"  # larger than any packet of a virtual interface, small compared with a gradient
 QUEUE = "50ms"
-GOODPUT = 0.95  # share of the rate that is payload: headers take 66 of 1,514 bytes
 
 
 def why_not() -> str | None:
@@ -59,9 +65,60 @@ def limited(count: int, megabits: float) -> Iterator[list[tuple[list[str], str, 
 
 
 def run(*command: str) -> None:
-    """Run a command.
+    """Run a command, which must succeed."""
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def environment_of(rank: int, processes: int, places: Any, port: int, gpus: bool) -> dict[str, Any]:
+    """The environment of a process of the group; a single process belongs to no group."""
+    environment: dict[str, Any] = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "TQDM_DISABLE": 1}
+    if not gpus:
+        environment["ACCELERATE_USE_CPU"] = "true"
+    if processes == 1:
+        return environment
+    environment |= {"RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
+    if places:
+        environment |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GLOO_SOCKET_IFNAME": places[rank][2]}
+        return environment | {"MASTER_ADDR": places[0][1]}
+    return environment | {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
+
+
+def run_group(command: list[str], processes: int, megabits: float, log: Path, gpus: bool = False) -> None:
+    """Start `command` in each process of a group without a launcher, and wait until all have ended.
+
+    Args:
+        command: words of the command.
+        processes: size of the group.
+        megabits: per second, see `limited`; 0: no limit.
+        log: each process prints into a file beside this path, with its rank in the name.
+        gpus: whether the processes use GPUs.
 
     Raises:
-        subprocess.CalledProcessError: it failed.
+        RuntimeError: a process failed (the message ends with the last lines of its log), or the group took longer than
+            `TIMEOUT`.
     """
-    subprocess.run(command, check=True, capture_output=True)
+    with socket.socket() as server:
+        server.bind(("", 0))
+        port = server.getsockname()[1]
+    logs = [log.with_suffix(f".{rank}.log") for rank in range(processes)]
+    with limited(processes, megabits) if megabits else nullcontext() as places:
+        running = []
+        for rank, path in enumerate(logs):
+            environment = environment_of(rank, processes, places, port, gpus)
+            words = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
+            words = [*(places[rank][0] if places else ()), *words]
+            with path.open("w") as file:
+                running.append(subprocess.Popen(words, stdout=file, stderr=file, start_new_session=True))
+        deadline = time.monotonic() + TIMEOUT
+        try:
+            while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{shlex.join(command)} took over {TIMEOUT} s")
+                time.sleep(0.05)
+            if failed := [path for path, process in zip(logs, running, strict=True) if process.poll()]:
+                raise RuntimeError(f"{shlex.join(command)} failed:\n{failed[0].read_text()[-3000:]}")
+        finally:
+            for process in running:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

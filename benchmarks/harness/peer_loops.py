@@ -1,16 +1,12 @@
-"""What peers.py starts: a recipe, or the loop that its users would write without it.
+"""The loops that users of the recipes would write without them; peers.py starts this script.
 
-    python benchmarks/harness/peer_loops.py FILE recipes/nlp.py [FLAGS]
-    python benchmarks/harness/peer_loops.py FILE JOB.json
+    python benchmarks/harness/peer_loops.py JOB.json
 
-It writes the time of the end of the first optimizer step into FILE, in seconds since 1970. A job names the loop, the
-kind of work and its settings; its figures go into the file `result`. The peers read texts with pyarrow and transformers
-alone. Windows of tagged words and images are those of the recipe.
+A job names the loop, the kind of work and its settings; its figures go into the file `result`. The peers read texts
+with pyarrow and transformers alone. Windows of tagged words are those of the recipe.
 """
 
 import json
-import os
-import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -23,10 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from benchmarks.harness.launching import ROOT, flag_words
+from benchmarks.harness.launching import flag_words
 
 IGNORED = -100  # the label of a token without a loss
 Rows = list[dict[str, Any]]
@@ -111,38 +105,16 @@ def tagged_words(job: SimpleNamespace) -> Material:
     return Material(model, *map(rows_of_words, both), DataCollatorForTokenClassification(tokenizer), accuracy)
 
 
-def images(job: SimpleNamespace) -> Material:
-    """The recipe's images as float tensors in memory, resized and normalized once, and its model."""
-    from transformers import default_data_collator
-
-    from recipes import image_classification as recipe
-    from shared.augmentation.resampling import whole
-    from shared.config import options
-    from shared.images.images import collate
-
-    config = options.parse(recipe.Config, flag_words({"seed": job.seed, "output_dir": job.output_dir}))
-    *both, augmentation = recipe.load_data(config)
-
-    def rows(part: Any) -> Rows:
-        everything = collate([part[i] for i in range(len(part))])
-        pixels = augmentation.normalize(augmentation.cut(everything["images"], whole(torch.device("cpu"))))
-        return [{"pixel_values": p, "labels": int(y)} for p, y in zip(pixels, everything["labels"], strict=True)]
-
-    model = recipe.build_model(config, both[0].source.names)
-    return Material(model, *map(rows, both), default_data_collator, accuracy)
-
-
 MATERIALS: dict[str, Callable[[SimpleNamespace], Material]] = {
     "classification": sentences,
     "regression": sentences,
     "mlm": masked_texts,
     "tagging": tagged_words,
-    "images": images,
 }
 
 
 class Clock:
-    """Counts real tokens, or samples of models without an attention mask, and notes the time of each update."""
+    """Counts real tokens, and notes the time of each update."""
 
     def __init__(self, model: Any) -> None:
         self.count = 0
@@ -151,22 +123,16 @@ class Clock:
 
     def _add(self, model: Any, _: Any, batch: dict[str, Any]) -> None:
         if model.training:
-            mask = batch.get("attention_mask")
-            self.count += len(batch["labels"]) if mask is None else int(mask.sum())
+            self.count += int(batch["attention_mask"].sum())
 
     def end_update(self) -> None:
         """Note the time and the count; call it after each update."""
         self.marks.append((time.perf_counter(), self.count))
 
     def rate(self) -> float:
-        """Tokens or samples per second over all processes, from the end of the first update to that of the last."""
+        """Tokens per second, from the end of the first update to that of the last."""
         (started, before), (ended, after) = self.marks[0], self.marks[-1]
-        return processes() * (after - before) / (ended - started)
-
-
-def processes() -> int:
-    """The processes of this launch."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+        return (after - before) / (ended - started)
 
 
 def trainer_settings(job: SimpleNamespace, **more: Any) -> dict[str, Any]:
@@ -174,14 +140,13 @@ def trainer_settings(job: SimpleNamespace, **more: Any) -> dict[str, Any]:
     settings = {
         "output_dir": job.output_dir,
         "num_train_epochs": job.epochs,
-        "per_device_train_batch_size": job.global_batch_size // processes(),
+        "per_device_train_batch_size": job.global_batch_size,
         "learning_rate": job.learning_rate,
         "weight_decay": job.weight_decay,
         "lr_scheduler_type": "linear",
         "warmup_steps": job.warmup_ratio,  # below 1 it is a share of all steps
         "bf16": job.bf16,
         "use_cpu": True,
-        "ddp_backend": "gloo" if processes() > 1 else None,
         "report_to": "none",
         "disable_tqdm": True,
         "seed": job.seed,
@@ -218,8 +183,7 @@ def trainer(job: SimpleNamespace, strategy: str = "random") -> dict[str, float]:
     found.train()
     values = found.evaluate()
     found.save_model()
-    # transformers 5.23 multiplies the loss by the number of processes
-    return {"rate": clock.rate(), "score": values["eval_score"] if score else values["eval_loss"] / processes()}
+    return {"rate": clock.rate(), "score": values["eval_score" if score else "eval_loss"]}
 
 
 def trainer_grouped(job: SimpleNamespace) -> dict[str, float]:
@@ -237,7 +201,7 @@ def accelerate(job: SimpleNamespace) -> dict[str, float]:
     set_seed(job.seed)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if job.bf16 else "no")
     made = MATERIALS[job.work](job)
-    clock, size = Clock(made.model), job.global_batch_size // processes()
+    clock, size = Clock(made.model), job.global_batch_size
     loader: Any = DataLoader(made.train, batch_size=size, shuffle=True, collate_fn=made.collate)  # type: ignore[arg-type]
     validation: Any = DataLoader(made.validation, batch_size=size, collate_fn=made.collate)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(made.model.parameters(), lr=job.learning_rate, weight_decay=job.weight_decay)
@@ -258,10 +222,9 @@ def accelerate(job: SimpleNamespace) -> dict[str, float]:
     with torch.inference_mode():
         for batch in validation:
             output = model(**batch)
-            losses.append(accelerator.gather_for_metrics(output.loss.repeat(len(batch["labels"]))))
+            losses.append(output.loss.repeat(len(batch["labels"])))
             if made.score:
-                logits, labels = (accelerator.pad_across_processes(t, 1) for t in (output.logits, batch["labels"]))
-                found.append(accelerator.gather_for_metrics((logits.float(), labels)))
+                found.append((output.logits.float(), batch["labels"]))
     accelerator.unwrap_model(model).save_pretrained(job.output_dir)
     if made.score is None:
         return {"rate": clock.rate(), "score": float(torch.cat(losses).mean())}
@@ -287,7 +250,7 @@ def sentence_transformers(job: SimpleNamespace, cached: bool = False) -> dict[st
         model=model,
         args=TrainingArguments(**trainer_settings(job)),
         train_dataset=Dataset(train),
-        loss=kind(model, scale=1 / job.temperature, gather_across_devices=processes() > 1),
+        loss=kind(model, scale=1 / job.temperature),
         callbacks=[end_of_update(lambda: marks.append(time.perf_counter()))],
     ).train()
     anchors, positives = (dict(enumerate(dict.fromkeys(column.to_pylist()))) for column in validation.columns)
@@ -313,25 +276,8 @@ EMBEDDERS = {loop.__name__: loop for loop in (sentence_transformers, sentence_tr
 
 
 def main() -> None:
-    noted, script, *flags = sys.argv[1:]
-
-    def note(*_: Any) -> None:
-        handle.remove()
-        if os.environ.get("RANK", "0") == "0":
-            Path(noted).write_text(str(time.time()))
-
-    handle = register_optimizer_step_post_hook(note)
-    if script.endswith(".json"):
-        job = SimpleNamespace(**json.loads(Path(script).read_text()))
-        figures = (TRAINERS | EMBEDDERS)[job.loop](job)
-        if os.environ.get("RANK", "0") == "0":
-            Path(job.result).write_text(json.dumps(figures))
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        return
-    sys.argv = [script, *flags]
-    sys.path.insert(0, str(ROOT / "recipes"))
-    runpy.run_path(script, run_name="__main__")
+    job = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
+    Path(job.result).write_text(json.dumps((TRAINERS | EMBEDDERS)[job.loop](job)))
 
 
 if __name__ == "__main__":

@@ -7,39 +7,31 @@ FIRST_STEP.
 """
 
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
 
 
 def resident(kind: str, process: int | str = "self") -> float:
-    """MiB of a process in memory: RssAnon, which belongs to it, or RssFile, which processes share."""
+    """MiB of a process in memory: RssAnon, which belongs to it, RssFile, which processes share; VmHWM, the largest."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 
-class Stopwatch:
-    """Milliseconds of the clock, and of this process on a processor, from its making to `stop`."""
-
-    def __init__(self) -> None:
-        self.ms, self.cpu_ms = -1000 * time.perf_counter(), -1000 * time.process_time()
-
-    def stop(self) -> None:
-        """Keep the time that has passed."""
-        self.ms, self.cpu_ms = self.ms + 1000 * time.perf_counter(), self.cpu_ms + 1000 * time.process_time()
+def now() -> tuple[float, float]:
+    """Milliseconds of the clock, and of this process on a processor."""
+    return 1000 * time.perf_counter(), 1000 * time.process_time()
 
 
 def main() -> None:
-    private = resident("RssAnon")  # of the interpreter
     sys.path.insert(0, str(Path(__file__).parent.parent.parent))
     import numpy as np
 
     from shared.plan.batches import Plan
 
     samples, first, steps, batch = map(int, sys.argv[2:])
-    mapped = resident("RssFile")
-    taken = [Stopwatch()]
+    private, mapped = resident("RssAnon"), resident("RssFile")  # with the imports
+    marks = [now()]
     lengths = np.memmap(sys.argv[1], np.uint16, "r", shape=(samples,)).view(np.ndarray)
     plan = Plan(
         lengths=lengths,
@@ -53,15 +45,13 @@ def main() -> None:
         num_processes=8,
     )
     plan.micro_batches(first)
-    taken[0].stop()
-    since_start = 1000 * time.process_time()
+    marks.append(now())
     for step in range(first + 1, first + 1 + steps):
-        taken.append(Stopwatch())
         plan.micro_batches(step)
-        taken[-1].stop()
-    found = {"first_step_ms": taken[0].ms, "first_step_cpu_ms": taken[0].cpu_ms, "since_start_cpu_ms": since_start}
-    found |= {"step_ms": statistics.median(each.ms for each in taken[1:])}
-    found |= {"step_cpu_ms": statistics.median(each.cpu_ms for each in taken[1:])}
+        marks.append(now())
+    ms, cpu_ms = np.diff(marks, axis=0).T
+    found = {"first_step_ms": ms[0], "first_step_cpu_ms": cpu_ms[0]}
+    found |= {"step_ms": np.median(ms[1:]), "step_cpu_ms": np.median(cpu_ms[1:])}
     found |= {"private_mib": resident("RssAnon") - private, "mapped_mib": resident("RssFile") - mapped}
     print(json.dumps(found))
 

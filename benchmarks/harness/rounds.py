@@ -5,18 +5,15 @@ for a minute slows down all contestants of that round.
 """
 
 import argparse
-import contextlib
 import datetime
 import importlib.metadata
-import io
 import json
 import os
 import platform
 import shlex
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,62 +23,21 @@ Row = dict[str, Any]
 
 
 def take_turns(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]) -> list[Row]:
-    """Call `run(name, round)` for each name in each round, in the order of `turns`; print each row when it is there."""
+    """Call `run(name, round)` for each name in each round, which begins with the next name; print each row at once."""
     rows = []
-    for round_, name in turns(names, rounds):
+    for turn in range(rounds * len(names)):
+        round_, place = divmod(turn, len(names))
+        name = names[(round_ + place) % len(names)]
         row = {"contestant": name, "round": round_, **run(name, round_)}
-        print(f"round {round_} {name:18} " + "  ".join(shown(k, v) for k, v in row.items() if is_figure(k, v)))
+        print(f"round {round_} {name:18} " + "  ".join(f"{k} {v:.4g}" for k, v in row.items() if is_figure(k, v)))
         sys.stdout.flush()
         rows.append(row)
     return rows
 
 
-def take_turns_on_cpu(made: Mapping[str, Callable[[], object]], rounds: int) -> list[Row]:
-    """`take_turns` of functions, by name: `cpu_ms` of each call in this process. A first call of each warms up."""
-    for run in made.values():
-        run()
-
-    def timed(name: str, _: int) -> Row:
-        started = time.process_time()
-        made[name]()
-        return {"cpu_ms": 1e3 * (time.process_time() - started)}
-
-    return take_turns(list(made), rounds, timed)
-
-
-def take_turns_in_group(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]) -> list[Row]:
-    """`take_turns` in a process group, which it then destroys; only the main process prints and gets the rows."""
-    import torch.distributed as dist
-
-    main_process = dist.get_rank() == 0
-    with contextlib.nullcontext() if main_process else contextlib.redirect_stdout(io.StringIO()):
-        rows = take_turns(names, rounds, run)
-    dist.barrier()
-    dist.destroy_process_group()
-    return rows if main_process else []
-
-
-def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Pairs of round and contestant; each round begins with the next contestant."""
-    for round_ in range(rounds):
-        first = round_ % len(names)
-        yield from ((round_, name) for name in [*names[first:], *names[:first]])
-
-
-def by_round(rows: Sequence[Row], one: str, other: str, figure: str) -> list[float]:
-    """`figure` of contestant `one` divided by that of `other`, for each round that has both."""
-    value = {(row["contestant"], row["round"]): row[figure] for row in rows}
-    return [value[one, r] / value[other, r] for name, r in value if name == other and (one, r) in value]
-
-
 def is_figure(key: str, value: object) -> bool:
     """Whether a field of a row is a measured number."""
     return key != "round" and isinstance(value, int | float)
-
-
-def shown(key: str, value: float) -> str:
-    """`seconds 1.234`."""
-    return f"{key} {value:.4g}"
 
 
 def compare(rows: Sequence[Row], figure: str, one: str, other: str, difference: bool = False) -> dict[str, Any]:
@@ -117,9 +73,7 @@ def machine(processes: int) -> dict[str, Any]:
 
 def command() -> str:
     """The command that started this process, as a user types it."""
-    processes = os.environ.get("LOCAL_WORLD_SIZE")  # under torchrun
-    launcher = ["torchrun", "--nproc-per-node", processes] if processes else ["python"]
-    return shlex.join([*launcher, "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def parser(doc: str, output_dir: str) -> argparse.ArgumentParser:

@@ -7,14 +7,12 @@ images that are on the device already, and what CHANGES has for a variant. The r
 waits.json and a variant's kernels.json are beside it. Without a GPU everything has toy size.
 """
 
-import argparse
 import importlib
 import json
 import os
 import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +23,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from benchmarks.harness import gpu_passes, gpu_peers, image_variants, tags_and_pairs
-from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
+from benchmarks.harness.encoder_and_texts import write_bert
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TINY, Benchmark
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.kernels import kernels_per_step
 from benchmarks.harness.launching import ROOT
@@ -77,11 +76,14 @@ def run(name: str, folder: Path, toy: bool) -> None:
         gpu_passes.run(folder, toy)
         return
     if "train_file" in benchmark.flags:
-        PREPARE.get(recipe_of(benchmark), prepare_texts)(folder, toy)
+        if (recipe_name := recipe_of(benchmark)) == "nlp":
+            prepare_texts(folder, toy)
+        else:
+            tags_and_pairs.prepare(recipe_name, folder / "encoder", toy)
     if "vit" in name:
         prepare_vit(folder / "vit", toy)
     if benchmark.data == "cache":
-        prepare_photos(folder / "photos", toy)
+        write_photos(folder / "photos", 16 if toy else 800, 100)  # making one takes long
     recipe = importlib.import_module(f"recipes.{recipe_of(benchmark)}")
     config = options.parse(recipe.Config, command_line(benchmark, folder, toy))
     if benchmark.part == "peers":
@@ -122,12 +124,6 @@ def recipe_of(benchmark: Benchmark) -> str:
     return BENCHMARKS[benchmark.beside].recipe if benchmark.part == "peers" else benchmark.recipe
 
 
-def with_fixed_sizes(replace: Any, recipe: Any) -> None:
-    """Compile for each size apart, where the recipe compiles once for all sizes."""
-    compile_module = torch.nn.Module.compile
-    replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | {"dynamic": False}))
-
-
 def with_dense_head(replace: Any, recipe: Any) -> None:
     """Compute the logits of all tokens, and then take those of the masked ones."""
 
@@ -153,24 +149,9 @@ def with_padded_attention(replace: Any, recipe: Any) -> None:
     replace(packing, "has_varlen", lambda: False)
 
 
-def with_plain_adamw(replace: Any, recipe: Any) -> None:
-    """AdamW with an operation over all parameters at a time, as torch does by default."""
-    make_fused = recipe.make_optimizer
-
-    def make_optimizer(model: Any, config: Any) -> Any:
-        fused = make_fused(model, config)
-        groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in fused.param_groups]
-        first = fused.param_groups[0]
-        return torch.optim.AdamW(groups, lr=first["lr"], betas=first["betas"], eps=first["eps"], foreach=True)
-
-    replace(recipe, "make_optimizer", make_optimizer)
-
-
 CHANGES = {
-    "fixed_sizes": with_fixed_sizes,
     "dense_head": with_dense_head,
     "padded_attention": with_padded_attention,
-    "plain_adamw": with_plain_adamw,
 } | image_variants.CHANGES
 
 
@@ -253,21 +234,11 @@ def random_images(config: Any) -> tuple[Any, Any, Any]:
     return train, held_out, Augmentation.of_run(config, geometry)
 
 
-def prepare_photos(folder: Path, toy: bool) -> None:
-    """Write JPEGs in two classes: 100 of them, each under eight names, because making one takes long."""
-    write_photos(folder, 16 if toy else 100)
-    for photo in [] if toy else sorted(folder.rglob("*.jpg")):
-        for copy in range(7):
-            photo.with_stem(f"{photo.stem}-{copy}").hardlink_to(photo)
-
-
 def prepare_vit(folder: Path, toy: bool) -> None:
     """Write the config of ViT-B/16 and its processor."""
     from transformers import ViTConfig, ViTImageProcessorPil
 
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    small |= {"image_size": 16, "patch_size": 8}
-    ViTConfig(**small if toy else {}).save_pretrained(folder)
+    ViTConfig(**TINY | {"image_size": 16, "patch_size": 8} if toy else {}).save_pretrained(folder)
     side = 16 if toy else 224
     ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(folder)
 
@@ -276,7 +247,6 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     """Write BERT-base with random weights, a tokenizer, and docstrings cut to the lengths of short texts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from transformers import BertConfig, BertForSequenceClassification
 
     from shared.demo_data import texts
     from shared.text.tokenized import train_tokenizer
@@ -292,38 +262,16 @@ def prepare_texts(folder: Path, toy: bool) -> None:
         pq.write_table(short, folder / f"{name}.parquet")
     texts = pq.read_table(folder / "short.parquet")
     tokenizer = train_tokenizer(texts, ("text",), "wordpiece", 400 if toy else 30522, 64)
-    small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
-    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    torch.manual_seed(0)
     vocabulary, labels = -(-len(tokenizer) // 64) * 64, len(set(texts["label"].to_pylist()))
-    encoder = BertConfig(vocab_size=vocabulary, num_labels=labels, **small, **without_dropout)
-    BertForSequenceClassification(encoder).save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
-
-
-def prepare_trained(recipe: str, folder: Path, toy: bool) -> None:
-    """Write BERT-base with random weights, a tokenizer, and the embedded texts of a recipe, in FOLDER/encoder."""
-    from shared.demo_data import pairs, tagged_functions
-
-    small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
-    if toy:
-        tables = tags_and_pairs.toy_tables(recipe)
-    else:
-        train, validation = (tagged_functions if recipe == "token_classification" else pairs).load()
-        tables = train, validation.slice(0, 256)
-    tags_and_pairs.prepare(recipe, folder / "encoder", tables, 128, 400 if toy else 8192, small)
-
-
-PREPARE = {recipe: partial(prepare_trained, recipe) for recipe in ("token_classification", "embeddings")}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmark", choices=list(BENCHMARKS))
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    run(arguments.benchmark, arguments.folder, toy=not torch.cuda.is_available())
+    write_bert(
+        folder / "encoder",
+        tokenizer,
+        "BertForSequenceClassification",
+        vocabulary,
+        num_labels=labels,
+        **(TINY if toy else {}),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1], Path(sys.argv[2]), toy=not torch.cuda.is_available())

@@ -2,17 +2,13 @@
 
     start_variant.py '{"bucket_cap_mb": 1}' recipes/nlp.py --flags ...
 
-The settings are arguments of DistributedDataParallel and two more. `power_sgd_rank` sends gradients as products of two
-thin matrices of that rank (Vogels et al., 2019). `data_parallel` is a number of GPUs: this one process spreads each
-micro-batch over them with torch.nn.DataParallel, and multiplies the size of the micro-batches by that number.
+The settings are arguments of DistributedDataParallel, and `power_sgd_rank`, which sends gradients as products of two
+thin matrices of that rank (Vogels et al., 2019).
 """
 
-import dataclasses
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
@@ -21,19 +17,9 @@ from shared.run import command
 
 def use(settings: dict[str, int]) -> None:
     """Make every DDP model of this process with `settings`."""
-    rank = settings.pop("power_sgd_rank", None)
-    if gpus := settings.pop("data_parallel", None):
-        import torch
-        from accelerate import Accelerator
-
-        prepare = Accelerator.prepare_model
-
-        def spread(self, *args, **kwargs):
-            return torch.nn.DataParallel(prepare(self, *args, **kwargs), list(range(gpus)))
-
-        Accelerator.prepare_model = spread  # type: ignore[method-assign]
     from accelerate.utils import DistributedDataParallelKwargs
 
+    rank = settings.pop("power_sgd_rank", None)
     usual = DistributedDataParallelKwargs.to_kwargs
     DistributedDataParallelKwargs.to_kwargs = lambda self: usual(self) | settings  # type: ignore[method-assign]
     if rank:
@@ -48,20 +34,8 @@ def use(settings: dict[str, int]) -> None:
         GradientCompression.prepared = register  # type: ignore[method-assign]
 
 
-def enlarged(config: Any, times: int) -> Any:
-    """A recipe's config whose limits of a micro-batch are multiplied by `times`."""
-    limits = ("max_tokens_per_micro_batch", "per_device_train_batch_size")
-    given = {name: limit for name in limits if (limit := getattr(config, name, None))}
-    return dataclasses.replace(config, **{name: times * limit for name, limit in given.items()})
-
-
 if __name__ == "__main__":
-    settings, recipe = json.loads(sys.argv[1]), Path(sys.argv[2])
+    use(json.loads(sys.argv[1]))
     sys.argv = sys.argv[2:]
-    times = settings.get("data_parallel", 1)
-    use(settings)
-    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[recipe.stem] = module
-    spec.loader.exec_module(module)
-    command.run(lambda config: module.main(enlarged(config, times)), module.Config)
+    module = command.load_recipe(Path(sys.argv[0]))
+    command.run(module.main, module.Config)

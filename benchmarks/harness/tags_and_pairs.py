@@ -1,24 +1,18 @@
-"""Encoders and data for the benchmarks of token_classification.py and embeddings.py, and what their peers need."""
+"""Encoders and data for the benchmarks of token_classification.py and embeddings.py."""
 
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
+from benchmarks.harness.encoder_and_texts import write_bert
+from benchmarks.harness.gpu_benchmarks import TEXT, TINY
 from benchmarks.harness.launching import flag_words
+from benchmarks.harness.peer_data import demo_tables
 
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 HELD_OUT = 16  # rows of the toy data to validate on
-
-
-def data_flags(folder: Path) -> dict[str, object]:
-    """The flags of a recipe for the files and the encoder in `folder`."""
-    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
-    return files | {"model_name_or_path": folder}
 
 
 def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
@@ -33,47 +27,35 @@ def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
     return table.slice(HELD_OUT), table.slice(0, HELD_OUT)
 
 
-def prepare(
-    recipe: str,
-    folder: Path,
-    tables: Sequence[pa.Table],
-    max_length: int,
-    vocab_size: int = 8192,
-    sizes: dict[str, int] | None = None,
-) -> None:
-    """Write the texts, a BERT with random weights and without dropout, and its tokenizer.
+def prepare(recipe: str, folder: Path, toy: bool, max_length: int = 128) -> None:
+    """Write the embedded texts of a recipe, BERT-base with random weights and without dropout, and its tokenizer.
 
     Args:
         recipe: "token_classification" or "embeddings".
-        folder: where to; see `data_flags`.
-        tables: training and validation texts.
+        folder: where to.
+        toy: few texts and a tiny model.
         max_length: tokens of a text or window.
-        vocab_size: of the tokenizer, which is trained on the training texts.
-        sizes: fields of BertConfig; default: those of BERT-base.
     """
     import importlib
 
     import pyarrow.parquet as pq
-    import transformers
 
     from shared.config import options
     from shared.pretrained.from_pretrained import head_for
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in zip(("train", "validation"), tables, strict=True):
-        pq.write_table(table, folder / f"{name}.parquet")
+    train, validation = toy_tables(recipe) if toy else demo_tables(recipe)
+    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
+    for file, table in zip(files.values(), (train, validation.slice(0, 256)), strict=True):
+        pq.write_table(table, file)
     module = importlib.import_module(f"recipes.{recipe}")
-    files = {name: path for name, path in data_flags(folder).items() if name.endswith("_file")}
-    words = flag_words(files | {"max_length": max_length, "vocab_size": vocab_size})
+    words = flag_words(files | {"max_length": max_length, "vocab_size": TEXT["vocab_size"] if toy else 8192})
     *loaded, tokenizer = module.load_data(options.parse(module.Config, words))
-    kind, head = transformers.BertModel, {}
+    kind, head = "BertModel", {}
     if recipe == "token_classification":
-        kind, head = transformers.BertForTokenClassification, head_for(loaded[-1].names)
-    torch.manual_seed(0)
+        kind, head = "BertForTokenClassification", head_for(loaded[-1].names)
     rows = -(-len(tokenizer) // 64) * 64
-    settings = dict.fromkeys(DROPOUTS, 0.0) | (sizes or {}) | head | {"pad_token_id": tokenizer.pad_token_id}
-    kind(transformers.BertConfig(vocab_size=rows, **settings)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_bert(folder, tokenizer, kind, rows, **(TINY if toy else {}), **head, pad_token_id=tokenizer.pad_token_id)
 
 
 def rows_of_words(data: Any) -> list[dict[str, Any]]:
@@ -85,35 +67,3 @@ def rows_of_words(data: Any) -> list[dict[str, Any]]:
         labels[places] = tags
         rows.append({"input_ids": tokens.tolist(), "labels": labels.tolist()})
     return rows
-
-
-def sentence_transformers_trainer(
-    folder: Path, settings: Any, max_length: int, temperature: float, mini_batch_size: int, callback: Any
-) -> Any:
-    """The trainer of sentence-transformers with the recipe's loss: cached gradients, negatives of all processes.
-
-    Args:
-        folder: see `prepare`.
-        settings: its SentenceTransformerTrainingArguments.
-        max_length: tokens of a text; further ones are cut off.
-        temperature: divides the cosines.
-        mini_batch_size: texts of one column that are embedded at a time.
-        callback: a TrainerCallback.
-
-    On a GPU with flash_attn the texts are not padded: with this attention sentence-transformers unpads by itself.
-    """
-    import importlib.util
-
-    from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
-
-    unpads = settings.device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
-    more = {"attn_implementation": "flash_attention_2"} if unpads else {}
-    model = SentenceTransformer(str(folder), device=settings.device.type, model_kwargs=more)
-    model.max_seq_length = max_length
-    loss = CachedMultipleNegativesRankingLoss(
-        model, scale=1 / temperature, mini_batch_size=mini_batch_size, gather_across_devices=True
-    )
-    pairs = Dataset.from_parquet(str(folder / "train.parquet")).select_columns(["anchor", "positive"])
-    return SentenceTransformerTrainer(model=model, args=settings, train_dataset=pairs, loss=loss, callbacks=[callback])

@@ -35,8 +35,7 @@ def test_every_loop_is_measured_step_by_step(tmp_path, monkeypatch, name):
     monkeypatch.setattr(loop_cost, "WARMUP", 4)
     monkeypatch.setattr(loop_cost, "BLOCK", 2)
     found = loop_cost.measure(name, 12, tmp_path)
-    assert 0 < found["tenth_us"] <= found["thread_us"]
-    assert found["wall_us"] > 0
+    assert min(found["thread_us"], found["wall_us"]) > 0
 
 
 @pytest.mark.docs  # its command is in docs/performance.md
@@ -73,14 +72,13 @@ def pretended(monkeypatch, tmp_path):
         return 1.0
 
     monkeypatch.setattr(launching, "launch", launch)
-    files = {"train_file": "train.parquet", "nlp": "validation.parquet"}
-    monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: {"encoder": "encoder", "files": files})
+    files = {"train_file": "train.parquet", "validation_file": "validation.parquet"}
+    monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: files | {"model_name_or_path": "encoder"})
     return configs
 
 
 def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(pretended, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["utilisation.py", "--rounds", "2", "--output_dir", str(tmp_path)])
-    monkeypatch.setattr(utilisation, "SIDES", (16, 32))
     utilisation.main()
     report = json.loads((tmp_path / "utilisation.json").read_text())
     assert report["comparisons"]["mfu, wide bf16"]["median"] == pytest.approx(0.5, rel=0.01)
@@ -92,7 +90,7 @@ def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(pretended, monke
 def test_every_recipe_is_started_with_flags_that_it_knows(monkeypatch, tmp_path, work):
     monkeypatch.setattr(sys, "argv", ["peers.py", "--work", work, "--epochs", "3", "--model_name_or_path", "model"])
     arguments = peers.parse()
-    data = {} if work == "images" else dict.fromkeys(peers.FILES.values(), tmp_path / "file")
+    data = dict.fromkeys(peers.FILES.values(), tmp_path / "file")
     recipe = importlib.import_module(f"recipes.{peers.WORKS[work].recipe}")
     words = peers.recipe_words(arguments, data, "recipe --logging_steps 7", tmp_path, seed=4)
     config = options.parse(recipe.Config, words)
@@ -111,8 +109,7 @@ def test_two_contestants_train_one_after_the_other_and_are_compared(monkeypatch,
     report = json.loads((tmp_path / "tagging.json").read_text())
     assert [row["contestant"] for row in report["rows"]] == names
     for row in report["rows"]:
-        assert 0 < row["first_step"] < row["wall_seconds"]
-        assert min(row["processor_seconds"], row["rate"]) > 0
+        assert min(row["processor_seconds"], row["wall_seconds"], row["rate"]) > 0
         assert row["peak_rss_mib"] > 100
         assert 0 < row["score"] <= 1
     assert [*report["comparisons"]] == [f"{what}_seconds of {names[0]} / accelerate" for what in ("processor", "wall")]

@@ -93,7 +93,7 @@ def test_updates_of_sgd_are_the_same(changed):
     config = SimpleNamespace(
         optim="sgd", weight_decay=0.1, layer_lr_decay=None, learning_rate=0.1, LEARNING_RATES=(0.1, 0.1)
     )
-    make_plain = changed("plain_sgd").make_optimizer
+    make_plain = changed("plain_optimizer").make_optimizer
     torch.manual_seed(0)
     models = [torch.nn.Linear(5, 3) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())

@@ -5,22 +5,18 @@ import os
 import sys
 from unittest import mock
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig, BertForSequenceClassification, TextClassificationPipeline
+from transformers import TextClassificationPipeline
 
 from benchmarks import gpu, predictions
 from benchmarks.harness import encoder_and_texts
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PREDICTIONS
 from shared import predict
 from shared.demo_data import texts as demo_texts
-from shared.speed.first_token import shorten_last_layer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 FEW = 10  # fewer than the toy size, so that texts are repeated
@@ -101,20 +97,6 @@ def test_contestants_predict_in_turns_in_one_precision_and_are_compared(measured
     fastest, without_load = "ours / the fastest pipeline", "ours without its load / the fastest pipeline"
     assert [*report["comparisons"]] == ["ours / pipeline, 1", "ours / pipeline, 4", fastest, without_load]
     assert f"| {fastest} | " in (folder / "predictions.md").read_text()
-
-
-def test_the_needed_operations_are_those_of_a_forward_pass_with_a_short_last_layer():
-    lengths, counts = np.array([9, 30]), []
-    model = BertForSequenceClassification(BertConfig(**SMALL, vocab_size=50)).eval()
-    for shorten in (False, True):
-        if shorten:
-            shorten_last_layer(model)
-        with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            for length in lengths:
-                model(input_ids=torch.ones(1, int(length), dtype=torch.long))
-        counts.append(counter.get_total_flops())
-    head = len(lengths) * 2 * SMALL["hidden_size"] * (SMALL["hidden_size"] + model.config.num_labels)
-    assert predictions.needed_operations(lengths, SMALL) == counts[1] - head < counts[0] - head
 
 
 def row(contestant, round_, rate, rate_without_load=None, **more):

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 import runs
-import torch
 
 from benchmarks import scaling
-from benchmarks.harness import limited_links, process_group
+from benchmarks.harness import limited_links
 
 
 def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
@@ -36,24 +35,16 @@ def test_rows_are_medians_and_efficiency_is_against_the_fewest_processes():
 
 
 @pytest.mark.docs  # its command is in docs/performance.md
-def test_the_script_starts_the_recipe_on_hosts_and_writes_rows_a_table_and_a_picture(tmp_path):
-    """Both hosts are this machine, which a fake ssh reaches."""
-    ssh = tmp_path / "bin/ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/reached\nexec sh -c "$2"\n')
-    ssh.chmod(0o755)
+def test_the_script_starts_the_recipe_and_writes_rows_and_a_table(tmp_path):
     flags = "--hidden_size 32 --num_attention_heads 2 --num_hidden_layers 1 --vocab_size 500 --max_length 32"
     words = ["--processes", 2, "--steps", 3, "--repeats", 1, "--global_batch_size", 8, "--variants", "buckets1"]
-    words += ["--hosts", "127.0.0.1", "localhost", "--flags", flags, "--output_dir", tmp_path / "out"]
-    path = f"{ssh.parent}:{os.environ['PATH']}"
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/scaling.py", *words], PATH=path)
+    words += ["--flags", flags, "--output_dir", tmp_path / "out"]
+    runs.succeed([sys.executable, runs.ROOT / "benchmarks/scaling.py", *words])
     (found,) = json.loads((tmp_path / "out/scaling.json").read_text())
-    assert sorted((tmp_path / "reached").read_text().split()) == ["127.0.0.1", "localhost"]
     assert (found["processes"], found["variant"], found["repeats"]) == (2, "buckets1", 1)
     assert found["samples_per_second"] * found["step_seconds"] == pytest.approx(8, rel=1e-6)
     assert {*scaling.FIGURES, "scaling_efficiency", "machine", "command"} <= found.keys()
     assert "| 2 | memory | buckets1 |" in (tmp_path / "out/scaling.md").read_text()
-    assert (tmp_path / "out/scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("steps", [7, 10, 11])
@@ -68,30 +59,7 @@ def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, c
 def test_a_process_that_fails_ends_the_others_and_its_output_is_in_the_error(tmp_path):
     script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
     with pytest.raises(RuntimeError, match="no luck"):
-        process_group.run_group([sys.executable, "-c", script], 2, None, None, tmp_path / "log")
-
-
-# DataParallel
-
-
-def test_data_parallel_uses_one_process_and_as_many_gpus_as_ddp(monkeypatch, tmp_path):
-    started = []
-
-    def run_group(command, processes, places, hosts, log, gpus):
-        assert gpus
-        started.append((processes, json.loads(command[2]), command[command.index("--expect_processes") + 1]))
-        scaling.Path(command[-1]).mkdir()
-        line = dict.fromkeys([*scaling.FIGURES.values()], 1.0)
-        (scaling.Path(command[-1]) / "metrics.jsonl").write_text(2 * (json.dumps(line) + "\n"))
-
-    monkeypatch.setattr(process_group, "run_group", run_group)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    words = "scaling.py --strategy dp --processes 3 --recipe image --repeats 1 --output_dir"
-    monkeypatch.setattr(sys, "argv", [*words.split(), str(tmp_path / "out")])
-    scaling.main()
-    assert sorted(started) == [(1, {"data_parallel": 3}, "1"), (3, {}, "3")]
-    rows = json.loads((tmp_path / "out/scaling.json").read_text())
-    assert [(found["processes"], found["variant"]) for found in rows] == [(3, "plain"), (3, "data_parallel")]
+        limited_links.run_group([sys.executable, "-c", script], 2, 0, tmp_path / "log")
 
 
 @pytest.mark.skipif(limited_links.why_not() is not None, reason=f"no limited links: {limited_links.why_not()}")

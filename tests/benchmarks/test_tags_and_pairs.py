@@ -8,13 +8,12 @@ from benchmarks.harness.gpu_benchmarks import BENCHMARKS
 from recipes import token_classification
 from shared.config import options
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-
 
 def test_trainer_gets_the_windows_of_the_recipe_with_a_label_at_the_first_token_of_each_word(tmp_path):
     tables = tags_and_pairs.toy_tables("token_classification")
-    tags_and_pairs.prepare("token_classification", tmp_path, tables, 48, 400, SMALL)
-    words = launching.flag_words(tags_and_pairs.data_flags(tmp_path) | {"max_length": 48})
+    tags_and_pairs.prepare("token_classification", tmp_path, toy=True, max_length=48)
+    files = {f"{part}_file": tmp_path / f"{part}.parquet" for part in ("train", "validation")}
+    words = launching.flag_words(files | {"model_name_or_path": tmp_path, "max_length": 48})
     train, _, tags, tokenizer = token_classification.load_data(options.parse(token_classification.Config, words))
     rows = tags_and_pairs.rows_of_words(train)
     assert len(rows) == len(train) > len(tables[0])

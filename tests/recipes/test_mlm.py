@@ -3,8 +3,8 @@
 test_exactness.py tests that runs on any number of processes are equal.
 """
 
+import itertools
 import json
-import sys
 from types import SimpleNamespace
 
 import exact_runs
@@ -142,15 +142,15 @@ def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, 
 
 
 @pytest.mark.campaign
-def test_a_pretrained_model_beats_one_from_scratch(tmp_path):
+def test_a_pretrained_model_beats_one_from_scratch(mlm, tmp_path):
     """The means of three seeds after 50, 100 and 200 steps of fine-tuning; docs/pretraining.md lists them."""
-    command = [sys.executable, "benchmarks/pretraining.py", "--output_dir", tmp_path]
-    runs.succeed(command, timeout=7200, CUDA_VISIBLE_DEVICES="")
-    rows = json.loads((tmp_path / "pretraining.json").read_text())["rows"]
+    runs.train(mlm, tmp_path / "mlm", "--max_train_steps", 520)
+    ways = {"from scratch": [], "pretrained": ["--model_name_or_path", tmp_path / "mlm/model"]}
     for steps in (50, 100, 200):
-        scores = {
-            way: [row["eval_accuracy"] for row in rows if (row["way"], row["steps"]) == (way, steps)]
-            for way in ("from scratch", "pretrained")
-        }
-        assert [len(each) for each in scores.values()] == [3, 3]
+        flags = ["--learning_rate", 1e-3, "--max_train_steps", steps, "--eval_steps", steps]
+        scores = {way: [] for way in ways}
+        for way, seed in itertools.product(ways, range(3)):
+            output = tmp_path / f"{way}-{steps}-{seed}"
+            found = runs.train("nlp", output, *flags, *ways[way], "--seed", seed)
+            scores[way].append(found["eval_accuracy"])
         assert np.mean(scores["pretrained"]) > np.mean(scores["from scratch"]), (steps, scores)

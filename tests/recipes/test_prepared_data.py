@@ -6,8 +6,8 @@ import time
 
 import pytest
 import runs
+from range_server import RangeServer
 
-from benchmarks.harness.range_server import RangeServer
 from shared import prepare
 from shared.config import options
 from shared.errors import UserError

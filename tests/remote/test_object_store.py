@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 import runs
+from range_server import RangeServer
 
-from benchmarks.harness.range_server import RangeServer
 from shared.disk import is_url
 from shared.errors import UserError
 from shared.remote import object_store

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import runs
 import torch
+from range_server import RangeServer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.harness.range_server import RangeServer
 from shared.cache.prepared import cache_dir
 from shared.datasets.documents import of_file
 from shared.errors import UserError

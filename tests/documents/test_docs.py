@@ -40,9 +40,6 @@ OTHER_FLAGS = {
 }
 OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
-# What CHANGELOG.md says of earlier versions.
-OTHER_FLAGS |= {"strategy"}
-FORMER_FILES = {"benchmarks/predict_scaling.py"}
 # Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials", "host"}
 FOREIGN_FLAGS |= {"rm", "gpus", "ipc"}
@@ -93,7 +90,7 @@ def test_every_path_flag_and_target_of_make_that_a_document_names_exists(path):
     text, makefile = path.read_text(), (ROOT / "Makefile").read_text()
     named = re.findall(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})/[\w./-]*", text)
     named = {re.sub(r"[./]+$", "", word) for word in named}
-    assert not [word for word in sorted(named - FORMER_FILES) if not (ROOT / word).exists()]
+    assert not [word for word in sorted(named) if not (ROOT / word).exists()]
     modules = re.findall(r"(?<= -m )(?:shared|recipes)\.[\w.]*\w", text)
     assert not [module for module in modules if importlib.util.find_spec(module) is None]
     flags = set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", text))

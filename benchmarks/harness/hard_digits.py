@@ -9,7 +9,7 @@ from PIL import Image
 
 SIDE = 32
 HELD_OUT = 450  # of the 1,797 digits: no digit is in both parts
-COPIES = (4.5, 4.5)  # images per digit, of the training and the validation part
+COPIES = 4.5  # images per digit
 TURN, SCALE, SHIFT, NOISE = (
     40,
     (1.5, 2.8),
@@ -18,18 +18,25 @@ TURN, SCALE, SHIFT, NOISE = (
 )  # degrees, pixels per pixel, pixels, standard deviation in 0 ... 255
 
 
-def tables(seed: int = 0) -> tuple[pa.Table, pa.Table]:
-    """Training and validation images, each a table of PNG bytes and labels; functions of the seed."""
+def tables(seed: int = 0) -> list[pa.Table]:
+    """Training and validation images as tables of PNG bytes and labels."""
+    return [
+        pa.table({"image": [{"bytes": png(each), "path": None} for each in images], "label": [*map(str, labels)]})
+        for images, labels in draw(seed)
+    ]
+
+
+def draw(seed: int = 0) -> list[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    """Training and validation images [n, SIDE, SIDE] and their labels [n]; functions of the seed."""
     from sklearn.datasets import load_digits
 
     digits, rng = load_digits(), np.random.default_rng(seed)
     order = rng.permutation(len(digits.images))
     found = []
-    for part, copies in zip((order[HELD_OUT:], order[:HELD_OUT]), COPIES, strict=True):
-        chosen = np.resize(part, round(copies * len(part)))
-        images = [{"bytes": png(spoiled(digits.images[i], rng)), "path": None} for i in chosen]
-        found.append(pa.table({"image": images, "label": [str(digits.target[i]) for i in chosen]}))
-    return found[0], found[1]
+    for part in (order[HELD_OUT:], order[:HELD_OUT]):
+        chosen = np.resize(part, round(COPIES * len(part)))
+        found.append((np.stack([spoiled(digits.images[i], rng) for i in chosen]), digits.target[chosen]))
+    return found
 
 
 def spoiled(digit: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.uint8]:

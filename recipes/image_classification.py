@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
+from shared.augmentation.repeated import RepeatedPlan
+from shared.augmentation.stochastic_depth import StochasticDepth
 from shared.config.fields import Meaning
-from shared.config.options import ScheduleType
+from shared.config.options import Rule, ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.images.images import Images, collate, load_images
 from shared.losses.losses import shape_of_run
@@ -31,7 +33,7 @@ from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
-from shared.plan.batches import MicroBatch, Plan
+from shared.plan.batches import MicroBatch
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations
@@ -50,6 +52,8 @@ class Config(AugmentationOptions):
     """Optimizer."""
     learning_rate: float | None = None
     """Peak learning rate for a global batch of 256. None: 0.2, or 0.01 for a pretrained model that is not frozen."""
+    binary_cross_entropy: bool = False
+    """Train each class as a yes-or-no question. eval_loss and probabilities stay those of exclusive classes."""
     class_weights: tuple[str, ...] | None = None
     """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
     weight_decay: float = 5e-4
@@ -70,6 +74,13 @@ class Config(AugmentationOptions):
     """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
 
     LEARNING_RATES: ClassVar = (0.2, 0.01)
+    RULES: ClassVar = (
+        *AugmentationOptions.RULES,
+        Rule(
+            lambda it: it.config.binary_cross_entropy and it.config.class_weights,
+            "--class_weights are those of exclusive classes: leave them or --binary_cross_entropy out",
+        ),
+    )
 
 
 def main(config: Config) -> dict[str, float]:
@@ -81,17 +92,21 @@ def main(config: Config) -> dict[str, float]:
         run.check_data(train, validation)
         metrics = resolve_metrics(config, "image_classification", train.source.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
-        model = adapt_to_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
+        model = build_model(config, train.source.names)
+        depth = StochasticDepth(model, config.stochastic_depth, config.seed)
+        model = adapt_to_device(accelerator, config, model, augmentation.geometry)
         shape = shape_of_run(config, "classification", train.source.names, train.targets, accelerator.device)
-        plan = Plan.of_run(config, accelerator, num_samples=len(train), weights=shape.sample_weights)
+        plan = RepeatedPlan.of_run(config, accelerator, num_samples=len(train), weights=shape.sample_weights)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of its global batch."""
             images, targets = augmentation.training(micro_batch, batch)
+            depth.draw(micro_batch, accelerator.device)
             logits = model(pixel_values=images).logits
-            return mixed_cross_entropy(logits, targets, **shape.cross_entropy).sum() / micro_batch.normalizer
+            losses = mixed_cross_entropy(logits, targets, binary=config.binary_cross_entropy, **shape.cross_entropy)
+            return losses.sum() / micro_batch.normalizer
 
         wrong = Mistakes(train.source.names, validation.picture)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, wrong)

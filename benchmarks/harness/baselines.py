@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import peer_data
+from benchmarks.harness import hard_digits, peer_data
 
 PACKAGES = Path("out/packages")
 DOWNLOADED = {"reviews": "classification", "ratings": "regression", "tweets": "tweets"}  # work of peer_data.py
@@ -18,12 +18,13 @@ Scores = dict[str, float]
 
 
 def write_files(task: str, folder: Path) -> None:
-    """Download texts, and write the files that the commands of a task name: train.parquet, validation.parquet."""
+    """Make the files that the commands of a task name, train.parquet and validation.parquet; texts are downloaded."""
     import pyarrow.parquet as pq
 
-    if task in DOWNLOADED:
+    if task in DOWNLOADED or task == "hard_digits":
         folder.mkdir(parents=True, exist_ok=True)
-        for part, table in zip(("train", "validation"), data_of(task, 0), strict=True):
+        tables = hard_digits.tables() if task == "hard_digits" else data_of(task, 0)
+        for part, table in zip(("train", "validation"), tables, strict=True):
             pq.write_table(table, folder / f"{part}.parquet")
 
 
@@ -39,6 +40,9 @@ def data_of(task: str, seed: int) -> tuple[Any, Any]:
         return train.slice(0, SAMPLES), validation.slice(0, HELD_OUT)
     if task in DEMO_DATA:
         train, validation = importlib.import_module(f"shared.demo_data.{DEMO_DATA[task]}").load()
+        return train, validation
+    if task == "hard_digits":
+        train, validation = ((images.reshape(len(images), -1), labels) for images, labels in hard_digits.draw())
         return train, validation
     if task == "masked_tokens":
         return recipe_data("mlm")

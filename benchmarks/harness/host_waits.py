@@ -58,8 +58,9 @@ class HostWaits:
 
     def __enter__(self) -> "HostWaits":
         from shared.optimization import gradients
+        from shared.plan.batches import Plan
 
-        begin, due, new_tensor = self.recipe.set_learning_rate, self.recipe.Plan.due, torch.Tensor.new_tensor
+        begin, due, new_tensor = self.recipe.set_learning_rate, Plan.due, torch.Tensor.new_tensor
 
         def set_learning_rate(*args: Any) -> None:
             self._begin()
@@ -76,7 +77,7 @@ class HostWaits:
         self.stack = ExitStack()
         enter = self.stack.enter_context
         enter(mock.patch.object(self.recipe, "set_learning_rate", set_learning_rate))
-        enter(mock.patch.object(self.recipe.Plan, "due", due_after_the_step))
+        enter(mock.patch.object(Plan, "due", due_after_the_step))
         if self.on_gpu:
             enter(warnings.catch_warnings())
             warnings.filterwarnings("always", message=f".*{HEARD}.*")

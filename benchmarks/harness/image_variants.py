@@ -26,9 +26,9 @@ def probabilities(targets: Targets, classes: int) -> Tensor:
 
 
 def with_probabilities(replace: Any, recipe: Any) -> None:
-    """Compute the loss from the probabilities of all classes."""
+    """Compute the loss from the probabilities of all classes; no variant has the `binary` one."""
 
-    def cross_entropy(logits: Tensor, targets: Targets, label_smoothing: float) -> Tensor:
+    def cross_entropy(logits: Tensor, targets: Targets, label_smoothing: float, binary: bool = False) -> Tensor:
         target = probabilities(targets, logits.shape[1])
         return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
 

@@ -1,1 +1,1 @@
-"""Cropping, resizing, augmentation and normalization of image batches on the device."""
+"""Cropping, resizing, augmentation and normalization of image batches on the device; stochastic depth and repeats."""

@@ -43,6 +43,8 @@ class AugmentationOptions(ImageOptions):
     """Side of the model's input. None: the value of the pretrained model's image processor, or 16."""
     resize_size: int | None = None
     """Length of the shorter side before the evaluation's center crop. None: the image processor's, or --image_size."""
+    train_image_size: int | None = None
+    """Side of the crops in training, if smaller ones than in the evaluation are better (FixRes). None: --image_size."""
     min_crop_area: Annotated[float, Limits(above=0, most=1)] = 0.7
     """Smallest share of an image's area that a random crop takes. 1: the whole image."""
     horizontal_flip: bool = False
@@ -59,6 +61,8 @@ class AugmentationOptions(ImageOptions):
     """Strength of --rand_augment, at most 30. None: 9."""
     random_erasing: Share = 0.0
     """Share of the training images in which a random box is set to the mean color."""
+    repeated_augmentation: int = 1
+    """Copies of an image in a step, each time augmented in another way. A pass over the data takes that many epochs."""
     mixup: float = 0.0
     """Alpha of mixup, such as 0.2. 0: no mixup. With --cutmix, each applies to half of the images."""
     cutmix: float = 0.0
@@ -123,6 +127,7 @@ class Augmentation:
 
     seed: int
     geometry: Geometry
+    train_image_size: int | None = None
     min_crop_area: float = 1.0
     horizontal_flip: bool = False
     color_jitter: float = 0.0
@@ -147,7 +152,11 @@ class Augmentation:
         return self.normalize(images.to(torch.float32, memory_format=torch.contiguous_format))
 
     def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
-        """Augmented, normalized images, float32 [rows, 3, size, size], and their targets; the same under autocast."""
+        """Augmented, normalized images, float32 [rows, 3, side, side], and their targets; the same under autocast.
+
+        The side is `train_image_size`, or that of the evaluation: Touvron et al. 2019, "Fixing the train-test
+        resolution discrepancy".
+        """
         with torch.autocast(batch["images"].device.type, enabled=False):
             return self._training(micro_batch, batch)
 
@@ -171,15 +180,15 @@ class Augmentation:
             images = color.hue(images, draw("hue", -self.hue, self.hue)[:, None, None, None])
         images = self.normalize(images)
         if self.random_erasing:
-            images = images.masked_fill(erased(draw, self.geometry.size, self.random_erasing)[:, None], 0.0)
+            images = images.masked_fill(erased(draw, images.shape[-1], self.random_erasing)[:, None], 0.0)
         if not (self.mixup or self.cutmix):
             return images, Targets(batch["labels"])
         images, share = mix(images, draw, self.mixup, self.cutmix)
         return images, Targets(batch["labels"], batch["labels"].roll(1), share)
 
     def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
-        """Cut the boxes out of decoded images and scale them to the size of the model's input."""
-        return crop_and_resize(images, boxes, self.geometry.size, self.geometry.interpolation)
+        """Cut the boxes out of decoded images and scale them to the size of the training."""
+        return crop_and_resize(images, boxes, self.train_image_size or self.geometry.size, self.geometry.interpolation)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalize values 0 ... 255 with the mean and the standard deviation that the model expects."""

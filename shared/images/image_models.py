@@ -195,9 +195,14 @@ def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
 
 def zero_last_norms(model: nn.Module) -> None:
     """Set the last norm of each residual block to 0, so that it starts as the identity (Goyal et al., section 5.1)."""
-    for block in model.modules():
-        if type(block).__name__ in ("ResNetBasicLayer", "ResNetBottleNeckLayer"):
-            nn.init.zeros_(list(block.layer)[-1].normalization.weight)  # type: ignore[arg-type]
+    for block in residual_blocks(model):
+        nn.init.zeros_(list(block.layer)[-1].normalization.weight)
+
+
+def residual_blocks(model: nn.Module) -> list[Any]:
+    """The residual blocks of a ResNet of transformers, first to last. Their `layer` is beside the shortcut."""
+    names = ("ResNetBasicLayer", "ResNetBottleNeckLayer")
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geometry | None = None) -> nn.Module:
@@ -211,7 +216,8 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
             `compile_layers`; or --cudnn_benchmark has no effect.
     """
     if geometry and config.model_name_or_path:
-        require_logits(model, geometry.size, f"--model_name_or_path {config.model_name_or_path}")
+        for size in {geometry.size, config.train_image_size or geometry.size}:
+            require_logits(model, size, f"--model_name_or_path {config.model_name_or_path}")
     check_names(model)
     shorten_last_layer(model)
     if config.sync_batchnorm:

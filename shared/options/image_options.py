@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from shared.config.fields import Meaning
+from shared.config.fields import Limits, Meaning
 from shared.config.options import Rule
 from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
@@ -46,6 +46,8 @@ class ImageOptions(ModelOptions):
     """Kind of blocks of a new ResNet."""
     zero_init_last_norm: bool = True
     """Initialize each residual block of a new ResNet as the identity."""
+    stochastic_depth: Annotated[float, Limits(least=0, below=1)] = 0.0
+    """Probability that a sample skips the last block of a ResNet in training; earlier blocks are skipped less often."""
 
     # Optimization
     sync_batchnorm: bool = False

@@ -1,6 +1,7 @@
 """Each transform equals Pillow's or a formula; random numbers depend only on the seed, the epoch and the sample."""
 
 import colorsys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -292,6 +293,16 @@ def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
         micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels}
     )
     assert not torch.allclose(plain[0], together)
+
+
+def test_training_and_evaluation_can_have_other_sizes():
+    how = Augmentation(0, GEOMETRY, train_image_size=8, random_erasing=1.0, cutmix=1.0)
+    images = {"images": stored(photo(20), photo(20, 1)), "aspects": torch.ones(2), "labels": torch.arange(2)}
+    assert how.training(micro_batch([0, 1]), images)[0].shape == (2, 3, 8, 8)
+    plain = Augmentation(0, GEOMETRY, train_image_size=8).training(micro_batch([0, 1]), images)[0]
+    smaller = Augmentation(0, replace(GEOMETRY, size=8)).training(micro_batch([0, 1]), images)[0]
+    assert torch.equal(plain, smaller)
+    assert how.evaluation({"images": stored(photo(12))}).shape == (1, 3, 12, 12)
 
 
 def test_images_are_augmented_in_float32_under_autocast():

@@ -200,6 +200,8 @@ def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_
         recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48))
     assert "\n" not in str(caught.value)
     write_model(tmp_path / "new/given", "ViT")
+    with pytest.raises(UserError, match="a ViTForImageClassification cannot take images of 16 x 16"):
+        recipe.main(config_of(recipe, tmp_path / "new", images, "--train_image_size", 16))
     recipe.main(config_of(recipe, tmp_path / "new", images, "--image_size", 48, "--from_scratch"))
 
 

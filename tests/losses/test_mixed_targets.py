@@ -40,6 +40,21 @@ def test_loss_and_gradient_equal_those_of_probabilities(smoothing, mixed, weight
     assert torch.allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_binary_loss_and_gradient_equal_torchs_of_probabilities(smoothing, mixed):
+    torch.manual_seed(0)
+    labels, share = torch.randint(CLASSES, (ROWS,)), torch.rand(ROWS)
+    targets = Targets(labels, labels.roll(1), share) if mixed else Targets(labels)
+    logits = (5 * torch.randn(ROWS, CLASSES)).requires_grad_()
+    smooth = (1 - smoothing) * probabilities(targets, CLASSES) + smoothing / CLASSES
+    found = mixed_cross_entropy(logits, targets, smoothing, binary=True)
+    expected = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none").sum(-1)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    gradients = [torch.autograd.grad(losses.sum(), logits)[0] for losses in (found, expected)]
+    assert torch.allclose(*gradients, rtol=1e-5, atol=1e-6)
+
+
 def test_without_mixing_and_smoothing_they_are_equal_to_the_bit():
     (losses, gradient), (expected, expected_gradient) = losses_and_gradients(0.0, False)
     assert torch.equal(losses, expected)

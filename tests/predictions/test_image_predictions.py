@@ -188,7 +188,9 @@ REGRESSION = {  # of the recipe: what classification needs, and what regression 
     "load_images(config, geometry)": 'load_images(config, geometry, "regression")',
     '"image_classification", train.source.names,': '"regression", (),',
     'shape_of_run(config, "classification",': 'shape_of_run(config, "regression",',
-    "mixed_cross_entropy(logits, targets, **shape.cross_entropy)": "squared(logits, targets.labels)",
+    "mixed_cross_entropy(logits, targets, binary=config.binary_cross_entropy, **shape.cross_entropy)": (
+        "squared(logits, targets.labels)"
+    ),
     "(len(data), min(5, len(data.source.names)))": "(len(data),)",
     'F.cross_entropy(logits, batch["labels"], reduction="none")': 'squared(logits, batch["labels"])',
     "logits.topk(min(5, logits.shape[1])).indices, losses": "logits[:, 0], losses",

@@ -32,6 +32,8 @@ IMAGES = [
 GROWS = [
     *(*runs.TINY_IMAGES, "--lr_scheduler_type", "constant", "--warmup_steps", 2, "--logging_steps", 1),
     *("--ema_decay", 0.9, "--optim", "adamw", "--learning_rate", 0.002),
+    *("--binary_cross_entropy", "--label_smoothing", 0.1, "--mixup", 0.2, "--train_image_size", 12),
+    *("--stochastic_depth", 0.5, "--depths", 2, 1, "--repeated_augmentation", 2),
 ]
 
 

@@ -54,6 +54,7 @@ REFUSED = {
         (["--freeze_backbone"], "--freeze_backbone True has no effect without --model_name_or_path"),
         (["--depths", 1, 1, 1], "--depths and --hidden_sizes have different numbers of stages"),
         (["--sync_batchnorm"], "--sync_batchnorm needs a GPU"),
+        (["--binary_cross_entropy", "--class_weights", "balanced"], "--class_weights are those of exclusive classes"),
         (["--dataset_name", "./none"], "no such folder"),
     ],
 }

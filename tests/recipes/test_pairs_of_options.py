@@ -77,6 +77,9 @@ VALUES = {  # flags of each option that is neither a switch nor a choice
     "rand_augment": ["--rand_augment 2"],
     "ra_magnitude": ["--rand_augment 2 --ra_magnitude 5"],
     "resize_size": ["--resize_size 20"],
+    "train_image_size": ["--train_image_size 12"],
+    "repeated_augmentation": ["--repeated_augmentation 2"],
+    "stochastic_depth": ["--stochastic_depth 0.3"],
 }
 # Switches that need a GPU or the network, or compile for minutes; and those that the flags of others contain.
 NOT_HERE = {"auto_micro_batch", "torch_compile", "push_to_hub", "sync_batchnorm", "cudnn_benchmark"}

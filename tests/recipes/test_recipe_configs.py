@@ -15,12 +15,13 @@ CONFIGS = [path for path in ALL if "image_column_name" in path.read_text()]
 SMALLER = [
     *("--global_batch_size", 4, "--per_device_train_batch_size", 2, "--max_train_steps", 2, "--eval_steps", 2),
     *("--logging_steps", 1, "--checkpointing_steps", "no", "--image_size", 32, "--resize_size", 36),
-    *("--decode_size", 40, "--dataloader_num_workers", 0),
+    *("--decode_size", 40, "--dataloader_num_workers", 0, "--train_image_size", 24),
 ]
 
 
 def test_there_are_configs():
-    assert {"imagenet_resnet50.yaml", "cifar10_resnet18.yaml"} <= {path.name for path in CONFIGS}
+    names = {path.name for path in CONFIGS}
+    assert {"imagenet_resnet50.yaml", "imagenet_resnet50_v2.yaml", "cifar10_resnet18.yaml"} <= names
     # test_mlm.py tests the configs of recipes/mlm.py.
     assert {"modernbert_base.yaml", "bert_base.yaml"} == {path.name for path in ALL} - {path.name for path in CONFIGS}
 

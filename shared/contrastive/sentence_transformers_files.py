@@ -13,6 +13,10 @@ MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Norma
 POOLINGS: dict[Pooling, str] = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
+LOADING = (
+    "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization. "
+    "`AutoModel` of transformers loads the encoder alone."
+)
 
 
 def stored_settings(folder: Path) -> tuple[str, int | None, dict[str, str]]:

@@ -1,5 +1,6 @@
 """Predictions of a model of sentence embeddings: a vector for each text."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,14 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from shared.contrastive import retrieval
+from shared.contrastive.objectives import objective_of
 from shared.contrastive.tuples import FLAG, load_tuples, of_columns, pack_or_pad_tuples
 from shared.datasets.rows import column_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of
 from shared.plan.batches import MicroBatch, evaluation_batches
+from shared.predictions.labels import have_labels
 from shared.predictions.prediction import Outputs, Prediction, build_model, read_rows
 from shared.predictions.request import Request
 from shared.pretrained.tokenizers import load_tokenizer
@@ -31,7 +33,10 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     model = build_model(request, tokenizer)
     dim: int = model.config.hidden_size
     table, found = read_input(request)
-    data = request.recipe.encode(of_columns(config, found), table, tokenizer)
+    score_column = config.label_column_name
+    if score_column and not have_labels(request, table, (score_column,)).any():
+        config = replace(config, label_column_name=None)
+    data, objective = request.recipe.encode(of_columns(config, found), table, tokenizer), objective_of(request.config)
     columns = data.names
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, config)
@@ -41,7 +46,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
 
     def predict_batch(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> list[Tensor]:
         """The embeddings [rows, dimensions] of each column."""
-        del batch["digests"]
+        del batch["targets"]
         return [*request.recipe.predict_batch(model, micro_batch, batch).view(len(columns), -1, dim)]
 
     def columns_of(_: pa.Table, *vectors: Outputs) -> dict[str, pa.Array]:
@@ -49,15 +54,12 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         return {EMBEDDING + name: pa.FixedSizeListArray.from_arrays(pa.array(v.ravel()), dim) for name, v in named}
 
     def score(*vectors: Outputs) -> dict[str, float]:
-        """The scores of the recipe's evaluation: each anchor searches its positive among all positives."""
-        places = [columns.index(name) for name in pair]
-        anchors, positives = (
-            torch.from_numpy(np.ascontiguousarray(vectors[place])).to(accelerator.device) for place in places
-        )
-        task = retrieval.Task.of_digests(*map(data.digests_of, places))
-        scores = retrieval.evaluate(None, anchors, positives, task, config.temperature, config.matryoshka_dims or ())
-        return {f"eval_{name}": value for name, value in scores.items()}
+        """The scores of the recipe's evaluation."""
+        of_pair = (vectors[columns.index(name)] for name in pair)
+        embeddings = [torch.from_numpy(np.ascontiguousarray(each)).to(accelerator.device) for each in of_pair]
+        return objective.evaluate(None, embeddings, data)
 
+    can_score = config.scores and len(pair) == 2 and {*pair} <= {*columns} and score_column == config.label_column_name
     texts = f"{count_of(len(data), 'row')} with the texts {', '.join(columns)}"
     return Prediction(
         table=table,
@@ -68,8 +70,8 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         predict_batch=predict_batch,
         widths=(dim,) * len(columns),
         columns=columns_of,
-        score=score if config.scores and len(pair) == 2 and {*pair} <= {*columns} else None,
-        labels="pairs",
+        score=score if can_score else None,
+        labels="pairs with scores" if score_column else "pairs",
         has_loss=False,
         notes={"model": f"{request.model}: embeddings of {dim} dimensions", "data": f"{texts}{how}"},
     )

@@ -127,6 +127,29 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
         assert vectors(output, "anchor") == pytest.approx(library.encode_query(given), abs=1e-5)
 
 
+def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
+    files = []
+    for file in pairs:
+        with file.open(newline="") as opened:
+            rows = [[*row, i * 7 % 11] for i, row in enumerate(list(csv.reader(opened))[1:])]
+        files.append(tmp_path / file.name)
+        with files[-1].open("w", newline="") as opened:
+            csv.writer(opened).writerows([("anchor", "positive", "score"), *rows])
+    run, recipe = tmp_path / "run", runs.load_recipe("embeddings")
+    flags = [*runs.TINY, "--train_file", files[0], "--validation_file", files[1], "--label_column_name", "score"]
+    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    assert {*reported} == {"eval_loss", "eval_spearman", "eval_pearson"}
+    assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-4)
+    assert predict_file(run, files[1]) == pytest.approx(reported, rel=1e-4)
+    assert predict_file(run, pairs[1], "--predictions_file", tmp_path / "no_scores.parquet") == {}
+    as_pairs = ["--label_column_name", "None", "--predictions_file", tmp_path / "pairs.parquet"]
+    assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
+    (tmp_path / "gap.csv").write_text("anchor,positive,score\na,b,1\nc,d,nan\n")
+    assert "row 2 of FILE" in message_of(predict_file, run, tmp_path / "gap.csv")
+    (tmp_path / "text.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
+    assert "scores are numbers" in message_of(predict_file, run, tmp_path / "text.jsonl")
+
+
 def mine(*words):
     """Call `python -m shared.mine_negatives` with these words."""
     predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)

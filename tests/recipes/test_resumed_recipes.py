@@ -11,6 +11,7 @@ CASES = [
     ("mlm", ["--activation_dtype", "bf16", "--mixed_precision", "no", "--chunked_loss"]),
     ("token_classification", ["--no_packing"]),
     ("embeddings", ["--symmetric", "--matryoshka_dims", 32, 8, "--kept_micro_batches", 2]),
+    ("embeddings", ["--label_column_name", "score"]),
     ("image_classification", ["--ema_decay", 0.8, "--mixup", 0.2, "--optim", "muon"]),
 ]
 

@@ -52,6 +52,9 @@ class Config(TextOptions):
     """Columns of the anchors, the positives and any hard negatives. A column of negatives may have lists of texts."""
     label_column_name: str | None = None
     """Column of numbers, the similarity of the two texts of each row. None: an anchor belongs to its positive."""
+    corpus_file: Annotated[tuple[str, ...] | None, Meaning.NAMES_DATA] = None
+    """Further texts that each evaluation searches, besides the positives of the validation data: a file with their
+    column. None: the positives alone."""
     prompts: tuple[str, ...] | None = None
     """Texts put before each text, one per column, such as "query: " "passage: ". None: no prompts."""
     max_length: tuple[int, ...] = (64,)
@@ -138,7 +141,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and scores of the objective, from the embeddings of all texts of `data`; {} if a signal interrupted it."""
     pad, found = collate.of_texts, []
-    for texts in data.columns:
+    for texts in data.texts:
         batches = feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
         embeddings = retrieval.embed_texts(accelerator, model, batches, predict_batch, len(texts), width)
         if embeddings is None:
@@ -163,9 +166,9 @@ def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         tokenizer = train_tokenizer(train, pair, config.tokenizer_type, config.vocab_size, longest)
-    parts = ((config, train), (tuples.of_columns(config, pair), validation))
-    first, second = each_share(lambda part: encode(*part, tokenizer), parts)
-    return first, second, tokenizer
+    parts = [(config, train), (tuples.of_columns(config, pair), validation), *tuples.corpus_of(config)]
+    first, second, *corpus = each_share(lambda part: encode(*part, tokenizer), parts)
+    return first, second.with_corpus(*corpus), tokenizer
 
 
 def encode(config: Config, table: Any, tokenizer: Any) -> TextTuples:

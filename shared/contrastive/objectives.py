@@ -13,7 +13,7 @@ from shared.contrastive.tuples import TextTuples
 from shared.metrics.functions import SHIPPED
 from shared.processes.collectives import on_main_process
 
-WITHOUT_SCORES = tuple(("label_column_name", name) for name in ("symmetric", "false_negative_margin"))
+WITHOUT_SCORES = tuple(("label_column_name", name) for name in ("symmetric", "false_negative_margin", "corpus_file"))
 Scores = dict[str, float]
 
 
@@ -34,16 +34,16 @@ class Retrieval:
         self.names = retrieval.names(self.dims)
 
     def evaluate(self, accelerator: Any, embeddings: Sequence[Tensor], data: TextTuples) -> Scores:
-        """The loss and the scores of `retrieval.evaluate`: each anchor searches all positives.
+        """The loss and the scores of `retrieval.evaluate`: each anchor searches all positives, and the corpus.
 
         Args:
             accelerator: every process calls this. None: this process computes all.
-            embeddings: of the anchors and the positives of `data`, normalized, [N, width] each.
+            embeddings: of each of `data.texts`, normalized: the anchors and the positives [N, width], and the corpus.
             data: has the texts, which are compared by their tokens.
         """
-        task = retrieval.Task.of_digests(data.digests_of(0), data.digests_of(1))
-        anchors, positives = embeddings
-        scores = retrieval.evaluate(accelerator, anchors, positives, task, self.temperature, self.dims)
+        task = retrieval.Task.of_digests(*(data.digests_of(place) for place in range(len(embeddings))))
+        anchors, documents = embeddings[0], torch.cat([*embeddings[1:]])
+        scores = retrieval.evaluate(accelerator, anchors, documents, task, self.temperature, self.dims)
         return {f"eval_{name}": value for name, value in scores.items()}
 
 

@@ -20,7 +20,7 @@ from shared.datasets.arrow_files import converted
 from shared.datasets.labels import FLAG as LABEL_FLAG
 from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, source_of, where, with_labels
-from shared.datasets.tables import limited, load_tables
+from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.demo_data import pairs
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
 from shared.errors import UserError
@@ -88,6 +88,20 @@ def of_columns(config: Any, columns: Sequence[str]) -> Any:
     places = [known.index(name) for name in columns]
     chosen = {"prompts": tuple(prompts[i] for i in places), "max_length": tuple(lengths[i] for i in places)}
     return replace(config, text_column_names=tuple(columns), **chosen)
+
+
+def corpus_of(config: Any) -> list[tuple[Any, pa.Table]]:
+    """The settings and the rows of --corpus_file, whose texts are in the column of the positives; [] without one.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if not config.corpus_file:
+        return []
+    column = config.text_column_names[1]
+    table = read_file(config.corpus_file, "--corpus_file", config.csv_delimiter)
+    table = skip_incomplete(table, (column,)) if config.skip_incomplete_rows else table
+    return [(of_columns(config, (column,)), table)]
 
 
 def with_one_length(config: Any) -> Any:
@@ -175,14 +189,19 @@ class TextTuples(Dataset):
         lengths: int32 [N], the tokens of all texts of each sample together.
         longest: int32 [N], the tokens of the longest text of each sample.
         scores: float64 [N], the score of each sample, which may be memory-mapped; None if they have none.
+        corpus: further texts that a search in the positives also has to search; () or one column of any length.
     """
 
     draws_random = False
 
     def __init__(
-        self, columns: Sequence[TokenizedText], names: Sequence[str], scores: NDArray[np.float64] | Path | None = None
+        self,
+        columns: Sequence[TokenizedText],
+        names: Sequence[str],
+        scores: NDArray[np.float64] | Path | None = None,
+        corpus: Sequence[TokenizedText] = (),
     ) -> None:
-        self.columns, self.names = tuple(columns), tuple(names)
+        self.columns, self.names, self.corpus = tuple(columns), tuple(names), tuple(corpus)
         self.scores = read_array(scores) if isinstance(scores, Path) else scores
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
@@ -213,28 +232,38 @@ class TextTuples(Dataset):
             None if self.scores is None else self.scores[samples],
         )
 
-    def digests_of(self, column: int) -> NDArray[np.int64]:
-        """The digests of all texts of a column, int64 [N]; see `text_digests`."""
-        texts, found = self.columns[column], []
-        for start in range(0, len(self), ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + ROWS_AT_ONCE, len(self)))
+    @property
+    def texts(self) -> tuple[TokenizedText, ...]:
+        """The texts of each column, and those of the corpus."""
+        return self.columns + self.corpus
+
+    def with_corpus(self, *corpus: "TextTuples") -> "TextTuples":
+        """The same samples with the texts of `corpus`, of one column, besides the positives."""
+        return TextTuples(self.columns, self.names, self.scores, [texts for each in corpus for texts in each.columns])
+
+    def digests_of(self, place: int) -> NDArray[np.int64]:
+        """The digests of the texts at a place in `texts`, int64 [their number]; see `text_digests`."""
+        texts, found = self.texts[place], []
+        for start in range(0, len(texts), ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + ROWS_AT_ONCE, len(texts)))
             lengths, tokens, *_ = texts.read_micro_batch(rows, rows)
             found.append(text_digests(tokens, lengths))
         return np.concatenate(found)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         scores = self.scores if self.scores is None else mapped_file(self.scores) or self.scores
-        return type(self), (self.columns, self.names, scores)
+        return type(self), (self.columns, self.names, scores, self.corpus)
 
     def digest(self) -> str:
         """A digest of the tokens and the scores."""
-        content = hashlib.blake2b("".join(c.digest() for c in self.columns).encode(), digest_size=16)
+        content = hashlib.blake2b("".join(texts.digest() for texts in self.texts).encode(), digest_size=16)
         content.update(b"" if self.scores is None else np.ascontiguousarray(self.scores).data)
         return content.hexdigest()
 
     def summary(self) -> dict[str, int]:
-        """The number of samples, and of tokens in all their texts."""
-        return {"samples": len(self), "tokens": sum(int(texts.offsets[-1]) for texts in self.columns)}
+        """The number of samples, and of tokens in all texts; with a corpus, the number of its texts."""
+        counts = {"samples": len(self), "tokens": sum(int(texts.offsets[-1]) for texts in self.texts)}
+        return counts | ({"texts of the corpus": len(self.corpus[0])} if self.corpus else {})
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ REFUSED = {
         (["--false_negative_margin", 3], "--false_negative_margin 3.0: must be between -2 and 2"),
         (["--matryoshka_dims", 64], "--matryoshka_dims 64: the embeddings have 32 dimensions"),
         (["--text_column_names", "anchor", "answer"], "has no such column"),
+        (["--corpus_file", "none.csv"], "--corpus_file none.csv"),
+        (["--label_column_name", "score", "--corpus_file", "none.csv"], "--corpus_file none.csv exclude each"),
         (["--label_column_name", "likeness"], "--label_column_name likeness: --train_file "),
         (["--label_column_name", "negative"], "in negative: regression needs a number"),
         (["--label_column_name", "positive"], "use different columns"),

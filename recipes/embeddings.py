@@ -21,8 +21,9 @@ from shared.cache.prepared import each_share
 from shared.config.fields import Limits, Meaning
 from shared.contrastive import retrieval, static, tuples
 from shared.contrastive.gradient_cache import GradientCache
+from shared.contrastive.objectives import WITHOUT_SCORES, objective_of
 from shared.contrastive.pooling import Pooling, add_pooling
-from shared.contrastive.ranking_loss import RankingLoss, check_dims
+from shared.contrastive.ranking_loss import check_dims
 from shared.contrastive.sentence_transformers_files import LOADING, SentenceTokenizer, check_modules
 from shared.contrastive.tuples import TextTuples, TupleCollate
 from shared.encoders.new_encoders import new_encoder
@@ -48,6 +49,10 @@ class Config(TextOptions):
 
     text_column_names: tuple[str, ...] = ("anchor", "positive")
     """Columns of the anchors, the positives and any hard negatives. A column of negatives may have lists of texts."""
+    label_column_name: str | None = None
+    """Column of numbers, the similarity of the two texts of each row. None: an anchor belongs to its positive."""
+    corpus_file: Annotated[tuple[str, ...] | None, Meaning.NAMES_DATA] = None
+    """File with a column of further texts that each evaluation searches. None: the validation positives alone."""
     prompts: tuple[str, ...] | None = None
     """Texts put before each text, one per column, such as "query: " "passage: ". None: no prompts."""
     max_length: tuple[int, ...] = (64,)
@@ -76,11 +81,10 @@ class Config(TextOptions):
     """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
     learning_rate: float | None = None
     """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for LoRA, 0.01 for --static."""
-    warmup_ratio: float | None = 0.06
-    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (1e-3, 5e-5)
     SAVES_MEMORY: ClassVar = "--kept_micro_batches 1"
+    EXCLUDES: ClassVar = (*TextOptions.EXCLUDES, *WITHOUT_SCORES)
 
     def default_learning_rate(self) -> float:
         """As in the base class; that of static models does not depend on their origin."""
@@ -92,8 +96,8 @@ def main(config: Config) -> dict[str, float]:
         accelerator, config = run.accelerator, run.config
         if run.finished:
             return run.results
-        dims = config.matryoshka_dims or ()
-        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, retrieval.names(dims)))
+        objective = objective_of(config)
+        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, objective.names))
         train, validation, tokenizer = load_data(config)
         run.check_data(train, validation)
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
@@ -105,16 +109,15 @@ def main(config: Config) -> dict[str, float]:
         def embed(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
             """The embeddings of all texts of a micro-batch; each call draws the same dropout."""
             seed_dropout(accelerator.device, config.seed, micro_batch.step, micro_batch.index)
-            return model(**{name: value for name, value in batch.items() if name != "digests"}).logits
+            return model(**{name: value for name, value in batch.items() if name != "targets"}).logits
 
-        ranking = RankingLoss(config.temperature, config.symmetric, dims, config.false_negative_margin)
         kept = config.kept_micro_batches or (1 if config.gradient_checkpointing else None)
-        cache = GradientCache(accelerator, plan, ranking, embed, kept)
+        cache = GradientCache(accelerator, plan, objective.loss, embed, kept)
         width, compute_loss = model.config.hidden_size, cache.loss
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation samples{rows}"
-        score = partial(evaluate, accelerator, config, model, width, plan, validation, collate)
+        score = partial(evaluate, accelerator, objective, model, width, plan, validation, collate)
         run.start(score, best_by, lengths=train.text_lengths, card={"data": data})
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
@@ -135,19 +138,17 @@ def main(config: Config) -> dict[str, float]:
 
 
 def evaluate(
-    accelerator: Any, config: Config, model: Any, width: int, plan: Plan, data: TextTuples, collate: TupleCollate
+    accelerator: Any, objective: Any, model: Any, width: int, plan: Plan, data: TextTuples, collate: TupleCollate
 ) -> dict[str, float]:
-    """Loss and retrieval scores: each anchor of `data` searches all positives; {} if a signal interrupted it."""
+    """Loss and scores of the objective, from the embeddings of all texts of `data`; {} if a signal interrupted it."""
     pad, found = collate.of_texts, []
-    for texts in data.columns:
+    for texts in data.texts:
         batches = feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
         embeddings = retrieval.embed_texts(accelerator, model, batches, predict_batch, len(texts), width)
         if embeddings is None:
             return {}
         found.append(embeddings)
-    task = retrieval.Task.of_digests(*(data.digests_of(column) for column in (0, 1)))
-    scores = retrieval.evaluate(accelerator, found[0], found[1], task, config.temperature, config.matryoshka_dims or ())
-    return {f"eval_{name}": value for name, value in scores.items()}
+    return objective.evaluate(accelerator, found, data)
 
 
 def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> Tensor:
@@ -166,9 +167,9 @@ def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         tokenizer = train_tokenizer(train, pair, config.tokenizer_type, config.vocab_size, longest)
-    parts = ((config, train), (tuples.of_columns(config, pair), validation))
-    first, second = each_share(lambda part: encode(*part, tokenizer), parts)
-    return first, second, tokenizer
+    parts = [(config, train), (tuples.of_columns(config, pair), validation), *tuples.corpus_of(config)]
+    first, second, *corpus = each_share(lambda part: encode(*part, tokenizer), parts)
+    return first, second.with_corpus(*corpus), tokenizer
 
 
 def encode(config: Config, table: Any, tokenizer: Any) -> TextTuples:

@@ -83,8 +83,6 @@ class Config(TextOptions):
     """Peak learning rate. None: 2e-3, or 5e-5 if pretrained, 5e-4 for adapters. Large new models need 1e-4 to 1e-3."""
     lr_scheduler_type: ScheduleType = "warmup_stable_decay"
     """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
-    warmup_ratio: float | None = 0.06
-    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
     RULES: ClassVar = (*TextOptions.RULES, NOT_UNDER_FP16)

@@ -68,8 +68,6 @@ class Config(LossOptions):
     """Folder of the run: report.html, config.yaml, metrics.jsonl, checkpoints/, model/."""
     learning_rate: float | None = None
     """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for adapters (--lora_rank)."""
-    warmup_ratio: float | None = 0.06
-    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (1e-3, 5e-5)
 

@@ -34,9 +34,9 @@ def write_tagged(folder, rows, validation_rows=30):
 
 
 def write_tuples(texts, folder):
-    """Write the texts of `texts` as tuples: every other word, the remaining words, two other texts; return the flags.
+    """Write the texts of `texts` as tuples: every other word, the remaining words, two other texts, and a score.
 
-    Half of the rows have the same anchor as other rows, the other half the same positive.
+    Returns the flags. Half of the rows have the same anchor as other rows, the other half the same positive.
     """
     flags = []
     for flag, file in zip(texts[::2], texts[1::2], strict=True):
@@ -48,8 +48,10 @@ def write_tuples(texts, folder):
         negatives = [(" ".join(words[i - 1]), " ".join(words[i - 2])) for i in range(len(words))]
         path = folder / Path(file).with_suffix(".tuples.csv").name
         with path.open("w", newline="") as opened:
-            named = "anchor", "positive", "negative", "negative_2"
-            csv.writer(opened).writerows([named, *((*row, *n) for row, n in zip(rows, negatives, strict=True))])
+            named = "anchor", "positive", "negative", "negative_2", "score"
+            scores = [i * 7 % 11 / 2 for i in range(len(rows))]
+            tuples = zip(rows, negatives, scores, strict=True)
+            csv.writer(opened).writerows([named, *((*row, *others, score) for row, others, score in tuples)])
         flags += [flag, path]
     return flags
 
@@ -79,7 +81,7 @@ def write_numbered(recipe, folder, count):
     flags = write_data(recipe, runs.write_texts(folder, rows=count), folder)
     with flags[1].open(newline="") as file:
         heading, *rows = csv.reader(file)
-    with flags[1].open("w", newline="") as file:  # the last column has labels, or a negative, which no run uses
+    with flags[1].open("w", newline="") as file:  # the last column has labels or scores
         numbered = ([*(f"{i} {text}" for text in texts), last] for i, (*texts, last) in enumerate(rows))
         csv.writer(file).writerows([heading, *numbered])
     return flags

@@ -1,1 +1,1 @@
-"""Sentence embeddings: tuples of texts, pooling, the ranking loss and its cached gradients, retrieval scores."""
+"""Sentence embeddings: tuples of texts, pooling, losses of a batch and their cached gradients, retrieval scores."""

@@ -9,13 +9,12 @@ Micro-batches whose activations fit into memory keep their graph from the first 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from shared.checkpoints.staging import available_memory
-from shared.contrastive.ranking_loss import RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
 from shared.processes.collectives import gather
@@ -24,6 +23,16 @@ from shared.processes.ending import local_processes
 STATES = 6  # times the bytes of the weights: their gradients, two moments each, and a checkpoint of weights and moments
 USED = 0.5  # of the memory that these leave; micro-batches differ, and backward passes need memory of their own
 Batch = dict[str, Any]
+
+
+class BatchLoss(Protocol):
+    """A loss of the embeddings [texts, G, width] of a batch and the `targets` of its samples [k, G]."""
+
+    def of_samples(self, embeddings: Tensor, targets: Tensor) -> Tensor:
+        """The losses of all samples, [G]."""
+
+    def with_gradient(self, embeddings: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`."""
 
 
 class GradientCache:
@@ -45,17 +54,17 @@ class GradientCache:
         self,
         accelerator: Any,
         plan: Plan,
-        loss: RankingLoss,
+        loss: BatchLoss,
         embed: Callable[[MicroBatch, Batch], Tensor],
         kept: int | None = None,
     ) -> None:
         size = plan.global_batch_size
         if not 1 < size <= plan.num_samples:
             raise UserError(
-                f"--global_batch_size {size}: the negatives of a sample are the other samples of its batch, and no "
-                f"sample may be in it twice: use 2 to {plan.num_samples:,}, the size of the training data"
+                f"--global_batch_size {size}: the loss compares the samples of a batch with each other, and no sample "
+                f"may be in it twice: use 2 to {plan.num_samples:,}, the size of the training data"
             )
-        self.accelerator, self.plan, self.ranking_loss, self._embed, self.kept = accelerator, plan, loss, embed, kept
+        self.accelerator, self.plan, self.batch_loss, self._embed, self.kept = accelerator, plan, loss, embed, kept
         self.losses = self.gradient = torch.empty(0)  # of the current step: [G] and [texts, G, width]
         self._kept: dict[int, Tensor] = {}  # embeddings with their graph, by the number of the micro-batch
         self._bytes = 0  # that the graph of the first micro-batch keeps
@@ -64,7 +73,7 @@ class GradientCache:
         """The embeddings of a micro-batch, [texts, rows, width], in float32 or float64."""
         found = self._embed(micro_batch, batch)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
-        return found.view(*batch["digests"].shape, -1)
+        return found.view(-1, batch["targets"].shape[1], found.shape[-1])
 
     def fill(self, model: nn.Module, micro_batches: Sequence[tuple[MicroBatch, Batch]]) -> None:
         """Compute the embeddings of a step on all processes, and the gradient of its loss with respect to them.
@@ -85,15 +94,16 @@ class GradientCache:
 
         size = micro_batches[0][0].step_samples
         table = found[0].new_zeros(found[0].shape[0], size, found[0].shape[2])
-        digests = torch.zeros(table.shape[:2], dtype=torch.int64, device=table.device)
+        of_samples = micro_batches[0][1]["targets"]
+        targets = of_samples.new_zeros(len(of_samples), size)
         for (micro_batch, batch), embeddings in zip(micro_batches, found, strict=True):
             if micro_batch.counted:
                 place = slice(micro_batch.start, micro_batch.start + len(micro_batch.samples))
-                table[:, place], digests[:, place] = embeddings, batch["digests"]
+                table[:, place], targets[:, place] = embeddings, batch["targets"]
         if self.accelerator.num_processes > 1:  # each place is filled on one process and zero on the others
             torch.distributed.all_reduce(table)
-            torch.distributed.all_reduce(digests)
-        self.losses, self.gradient = self.ranking_loss.with_gradient(table, digests)
+            torch.distributed.all_reduce(targets)
+        self.losses, self.gradient = self.batch_loss.with_gradient(table, targets)
 
     def loss(self, micro_batch: MicroBatch, batch: Batch) -> Tensor:
         """The contribution of a micro-batch to the mean loss of its global batch.
@@ -107,7 +117,7 @@ class GradientCache:
             most = len(self.plan.micro_batches(micro_batch.step))
             copies = [self.embed(micro_batch, batch) for _ in range(min(self.kept or 1, most) - 1)]
             embeddings, self._bytes = measured(self.accelerator.device, lambda: self.embed(micro_batch, batch))
-            losses = self.ranking_loss.of_samples(torch.stack([*copies, embeddings]).mean(0), batch["digests"])
+            losses = self.batch_loss.of_samples(torch.stack([*copies, embeddings]).mean(0), batch["targets"])
             return losses.sum() / micro_batch.normalizer
         kept = self._kept.pop(micro_batch.index, None)
         embeddings = self.embed(micro_batch, batch) if kept is None else kept

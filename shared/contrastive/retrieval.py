@@ -31,7 +31,8 @@ class Task:
 
     Attributes:
         queries: int64 [queries], the row of the first sample with this anchor.
-        documents: int64 [documents], the row of the first sample with this positive.
+        documents: int64 [documents], the row of the first sample with this positive; the rows of a corpus come after
+            those of all samples.
         pairs: int64 [pairs, 2], query and document of each distinct sample, sorted: the relevant documents.
     """
 
@@ -40,11 +41,13 @@ class Task:
     pairs: NDArray[np.int64]
 
     @classmethod
-    def of_digests(cls, anchors: NDArray[np.int64], positives: NDArray[np.int64]) -> "Task":
-        """The task of samples whose texts have these digests, [N] each."""
+    def of_digests(cls, anchors: NDArray[np.int64], positives: NDArray[np.int64], *corpus: NDArray[np.int64]) -> "Task":
+        """The task of samples whose texts have these digests, [N] each; the texts of `corpus` are documents, too."""
         _, queries, query_of = np.unique(anchors, return_index=True, return_inverse=True)
-        _, documents, document_of = np.unique(positives, return_index=True, return_inverse=True)
-        return cls(queries, documents, np.unique(np.stack([query_of, document_of], axis=1), axis=0))
+        every = np.concatenate([positives, *corpus])
+        _, documents, document_of = np.unique(every, return_index=True, return_inverse=True)
+        relevant = document_of[: len(positives)]
+        return cls(queries, documents, np.unique(np.stack([query_of, relevant], axis=1), axis=0))
 
     def within(self, part: slice) -> NDArray[np.int64]:
         """The pairs of a part of the queries; their queries are counted from its first one."""
@@ -94,6 +97,8 @@ def evaluate(
     accelerator: Any, anchors: Tensor, positives: Tensor, task: Task, temperature: float, dims: tuple[int, ...] = ()
 ) -> dict[str, float]:
     """The loss and the retrieval scores of the embeddings of all anchors and positives, [N, width] each.
+
+    The embeddings of a corpus come after those of the positives.
 
     Every process calls this and gets the same values. Processes share the queries, in parts that do not depend on
     the number of processes. Without an `accelerator`, this process computes all of them.

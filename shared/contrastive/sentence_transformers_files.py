@@ -16,6 +16,10 @@ LOADING = "`SentenceTransformer(FOLDER)` of sentence-transformers loads this fol
 POOLINGS: dict[Pooling, str] = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
+LOADING = (
+    "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization. "
+    "`AutoModel` of transformers loads the encoder alone."
+)
 
 
 def stored_settings(folder: Path) -> tuple[bool, str, int | None, dict[str, str]]:

@@ -15,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import arrays_writer, build_once, each_share, read_array
+from shared.cache.prepared import arrays_writer, build_once, each_share, mapped_file, read_array
 from shared.contrastive.static import static_tokenizer
 from shared.datasets.arrow_files import converted
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, where
-from shared.datasets.tables import limited, load_tables
+from shared.datasets.labels import FLAG as LABEL_FLAG
+from shared.datasets.labels import Labels
+from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, source_of, where, with_labels
+from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.demo_data import pairs
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
 from shared.errors import UserError
@@ -27,6 +29,7 @@ from shared.plan.draws import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
 FLAG = "--text_column_names"
+NUMBERS = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null  # null: only gaps
 FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 ROWS_AT_ONCE = 10_000  # texts whose lengths are read, or digests computed, at once
 
@@ -35,21 +38,39 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows; by default, the docstrings and sources of functions of installed libraries.
 
     Raises:
-        UserError: the data cannot be read, --text_column_names are not at least two different ones, or see
-            `of_columns`.
+        UserError: the data cannot be read, --text_column_names are not at least two different ones, the scores of
+            --label_column_name are of other samples than pairs or all the same, or see `of_columns` and `scores_of`.
     """
-    columns = config.text_column_names
+    columns, score = config.text_column_names, config.label_column_name
     if len(columns) < 2 or len({*columns}) < len(columns):
         raise UserError(
             f"{FLAG} {' '.join(columns)}: name two or more columns, each once: of the anchors, of the positives and, "
             "optionally, of hard negatives"
         )
+    if score and len(columns) > 2:
+        raise UserError(f"{FLAG} {' '.join(columns)}: {LABEL_FLAG} {score} has scores of pairs: name two text columns")
     of_columns(config, columns)
 
     def embedded() -> list[pa.Table]:
         return [named(table, "the embedded functions") for table in pairs.load()]
 
-    return limited(load_tables(config, columns, (), embedded=embedded), config)
+    scored = (score,) if score else ()
+    tables = limited(load_tables(config, columns, scored, "regression" if score else None, embedded=embedded), config)
+    if score and np.ptp(scores_of(tables[0], score)) == 0:
+        raise UserError(f"{LABEL_FLAG} {score}: all rows of {source_of(tables[0])} have the same score: add others")
+    return tables
+
+
+def scores_of(table: pa.Table, column: str) -> NDArray[np.float64]:
+    """The numbers in a column, [N].
+
+    Raises:
+        UserError: there is no such column, or a row has no finite number in it.
+    """
+    type_ = column_of(table, column, LABEL_FLAG, as_text=True).type
+    if not (is_text(type_) or any(check(type_) for check in NUMBERS)):
+        raise UserError(f"{LABEL_FLAG} {column}: {source_of(table)} contains {type_}: scores are numbers")
+    return Labels("regression", column).encode(with_labels(table, None, column, "regression")[0])
 
 
 def of_columns(config: Any, columns: Sequence[str]) -> Any:
@@ -70,6 +91,20 @@ def of_columns(config: Any, columns: Sequence[str]) -> Any:
     return replace(config, text_column_names=tuple(columns), **chosen)
 
 
+def corpus_of(config: Any) -> list[tuple[Any, pa.Table]]:
+    """The settings and the rows of --corpus_file, whose texts are in the column of the positives; [] without one.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if not config.corpus_file:
+        return []
+    column = config.text_column_names[1]
+    table = read_file(config.corpus_file, "--corpus_file", config.csv_delimiter)
+    table = skip_incomplete(table, (column,)) if config.skip_incomplete_rows else table
+    return [(of_columns(config, (column,)), table)]
+
+
 def with_one_length(config: Any) -> Any:
     """The settings for code that knows one --max_length: that of the longest texts."""
     return SimpleNamespace(**(vars(config) | {"max_length": max(config.max_length)}))
@@ -78,8 +113,11 @@ def with_one_length(config: Any) -> Any:
 def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples":
     """The tokens of the texts in --text_column_names, after their prompts, each truncated by the tokenizer.
 
+    With --label_column_name, the scores of the samples, too.
+
     Raises:
-        UserError: a row has another number of negatives than the first, or see `of_columns` and `static_tokenizer`.
+        UserError: a row has another number of negatives than the first, or see `of_columns`, `scores_of` and
+            `static_tokenizer`.
         UserError, Unfinished: see `tokenize`. A task of a job array writes its share of each column first.
     """
     config = of_columns(config, config.text_column_names)
@@ -89,7 +127,8 @@ def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples
         prepared, names = texts_in(table, column, config.prompts[place], may_be_lists=place > 1)
         texts += [(prepared, name, config.max_length[place]) for name in names]
     tokens = each_share(lambda text: tokenize(text[0], (text[1],), tokenizer, text[2]), texts)
-    return TextTuples(tokens, [name for _, name, _ in texts])
+    scores = scores_of(table, config.label_column_name) if config.label_column_name else None
+    return TextTuples(tokens, [name for _, name, _ in texts], scores)
 
 
 def texts_in(table: pa.Table, column: str, prompt: str, may_be_lists: bool) -> tuple[pa.Table, list[str]]:
@@ -152,12 +191,21 @@ class TextTuples(Dataset):
         text_lengths: int32 [N, texts], the tokens of each text. A memory map, like the next two.
         lengths: int32 [N], the tokens of all texts of each sample together.
         longest: int32 [N], the tokens of the longest text of each sample.
+        scores: float64 [N], the score of each sample, which may be memory-mapped; None if they have none.
+        corpus: further texts that a search in the positives also has to search; () or one column of any length.
     """
 
     draws_random = False
 
-    def __init__(self, columns: Sequence[TokenizedText], names: Sequence[str]) -> None:
-        self.columns, self.names = tuple(columns), tuple(names)
+    def __init__(
+        self,
+        columns: Sequence[TokenizedText],
+        names: Sequence[str],
+        scores: NDArray[np.float64] | Path | None = None,
+        corpus: Sequence[TokenizedText] = (),
+    ) -> None:
+        self.columns, self.names, self.corpus = tuple(columns), tuple(names), tuple(corpus)
+        self.scores = read_array(scores) if isinstance(scores, Path) else scores
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
         def build(folder: Path) -> None:
@@ -178,34 +226,47 @@ class TextTuples(Dataset):
         return tuple(texts[row] for texts in self.columns)
 
     def read_micro_batch(self, samples: NDArray[np.int64], epochs: NDArray[np.int64]) -> Rows:
-        """The texts of `samples` as one array of each kind: all anchors, then all positives, and so on."""
+        """The texts of `samples` as one array of each kind, all anchors, then all positives, and so on; the scores."""
         lengths, tokens, types, _ = zip(*(c.read_micro_batch(samples, epochs) for c in self.columns), strict=True)
         return (
             np.concatenate(lengths),
             np.concatenate(tokens),
             None if types[0] is None else np.concatenate(types),
-            None,
+            None if self.scores is None else self.scores[samples],
         )
 
-    def digests_of(self, column: int) -> NDArray[np.int64]:
-        """The digests of all texts of a column, int64 [N]; see `text_digests`."""
-        texts, found = self.columns[column], []
-        for start in range(0, len(self), ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + ROWS_AT_ONCE, len(self)))
+    @property
+    def texts(self) -> tuple[TokenizedText, ...]:
+        """The texts of each column, and those of the corpus."""
+        return self.columns + self.corpus
+
+    def with_corpus(self, *corpus: "TextTuples") -> "TextTuples":
+        """The same samples with the texts of `corpus`, of one column, besides the positives."""
+        return TextTuples(self.columns, self.names, self.scores, [texts for each in corpus for texts in each.columns])
+
+    def digests_of(self, place: int) -> NDArray[np.int64]:
+        """The digests of the texts at a place in `texts`, int64 [their number]; see `text_digests`."""
+        texts, found = self.texts[place], []
+        for start in range(0, len(texts), ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + ROWS_AT_ONCE, len(texts)))
             lengths, tokens, *_ = texts.read_micro_batch(rows, rows)
             found.append(text_digests(tokens, lengths))
         return np.concatenate(found)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.columns, self.names)
+        scores = self.scores if self.scores is None else mapped_file(self.scores) or self.scores
+        return type(self), (self.columns, self.names, scores, self.corpus)
 
     def digest(self) -> str:
-        """A digest of the tokens."""
-        return hashlib.blake2b("".join(c.digest() for c in self.columns).encode(), digest_size=16).hexdigest()
+        """A digest of the tokens and the scores."""
+        content = hashlib.blake2b("".join(texts.digest() for texts in self.texts).encode(), digest_size=16)
+        content.update(b"" if self.scores is None else np.ascontiguousarray(self.scores).data)
+        return content.hexdigest()
 
     def summary(self) -> dict[str, int]:
-        """The number of samples, and of tokens in all their texts."""
-        return {"samples": len(self), "tokens": sum(int(texts.offsets[-1]) for texts in self.columns)}
+        """The number of samples, and of tokens in all texts; with a corpus, the number of its texts."""
+        counts = {"samples": len(self), "tokens": sum(int(texts.offsets[-1]) for texts in self.texts)}
+        return counts | ({"texts of the corpus": len(self.corpus[0])} if self.corpus else {})
 
 
 @dataclass(frozen=True)
@@ -221,9 +282,14 @@ class TupleCollate:
     texts: int
 
     def __call__(self, rows: Rows) -> dict[str, Any]:
-        """The batch of the model, and `digests`, int64 [texts, samples]."""
-        lengths, tokens, *_ = rows
-        return self.of_texts(rows) | {"digests": torch.from_numpy(text_digests(tokens, lengths)).view(self.texts, -1)}
+        """The batch of the model, and `targets`: the scores, float64 [1, samples], or digests, int64 [texts, samples].
+
+        The digests are those of `text_digests`, for the loss of samples without scores.
+        """
+        lengths, tokens, types, scores = rows
+        digests = text_digests(tokens, lengths).reshape(self.texts, -1)
+        targets = digests if scores is None else scores[None]
+        return self.of_texts((lengths, tokens, types, None)) | {"targets": torch.from_numpy(targets)}
 
     def sizes(self, data: TextTuples) -> dict[str, Any]:
         """The arguments of `Plan` for the cost of a sample: its tokens, or all its texts padded to the longest one."""

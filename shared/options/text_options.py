@@ -11,7 +11,6 @@ from shared.options.data_options import ModelOptions
 class TextOptions(ModelOptions):
     """Settings of the text encoder, its tokenizer and its input."""
 
-    # The model
     model_type: Annotated[Literal["modernbert", "bert", "roberta"], Meaning.SIZE_OF_NEW_MODEL] = "modernbert"
     """Architecture of a new model."""
     hidden_size: Annotated[int, Meaning.SIZE_OF_NEW_MODEL] = 128
@@ -35,7 +34,9 @@ class TextOptions(ModelOptions):
     max_tokens_per_micro_batch: int | None = 2048
     """Maximum number of tokens in a micro-batch, with its padding. It determines the memory that a step needs."""
 
-    # Adapters
+    # Its training
+    warmup_ratio: float | None = 0.06
+    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
     lora_rank: int | None = None
     """Train adapters of this rank (LoRA) in a pretrained encoder, and the head of a classifier. None: all weights."""
     lora_alpha: int | None = None

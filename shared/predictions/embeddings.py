@@ -1,5 +1,6 @@
 """Predictions of a model of sentence embeddings: a vector for each text."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,16 +8,27 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from shared.contrastive import retrieval
-from shared.contrastive.tuples import FLAG, load_tuples, of_columns, pack_or_pad_tuples
+from shared.contrastive.objectives import objective_of
+from shared.contrastive.tuples import (
+    FLAG,
+    TextTuples,
+    TupleCollate,
+    corpus_of,
+    load_tuples,
+    of_columns,
+    pack_or_pad_tuples,
+)
 from shared.datasets.rows import column_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of
 from shared.plan.batches import MicroBatch, evaluation_batches
+from shared.plan.loading import feed
+from shared.predictions.labels import have_labels
 from shared.predictions.prediction import Outputs, Prediction, build_model, read_rows
 from shared.predictions.request import Request
 from shared.pretrained.tokenizers import load_tokenizer
+from shared.text.tokenized import TokenizedText
 
 EMBEDDING = "embedding_"  # followed by the name of a text column
 
@@ -31,7 +43,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     model = build_model(request, tokenizer)
     dim: int = model.config.hidden_size
     table, found = read_input(request)
-    data = request.recipe.encode(of_columns(config, found), table, tokenizer)
+    data, objective = encode(request, of_columns(config, found), table, tokenizer), objective_of(config)
     columns = data.names
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, config)
@@ -41,7 +53,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
 
     def predict_batch(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> list[Tensor]:
         """The embeddings [rows, dimensions] of each column."""
-        del batch["digests"]
+        del batch["targets"]
         return [*request.recipe.predict_batch(model, micro_batch, batch).view(len(columns), -1, dim)]
 
     def columns_of(_: pa.Table, *vectors: Outputs) -> dict[str, pa.Array]:
@@ -49,17 +61,16 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         return {EMBEDDING + name: pa.FixedSizeListArray.from_arrays(pa.array(v.ravel()), dim) for name, v in named}
 
     def score(*vectors: Outputs) -> dict[str, float]:
-        """The scores of the recipe's evaluation: each anchor searches its positive among all positives."""
-        places = [columns.index(name) for name in pair]
-        anchors, positives = (
-            torch.from_numpy(np.ascontiguousarray(vectors[place])).to(accelerator.device) for place in places
-        )
-        task = retrieval.Task.of_digests(*map(data.digests_of, places))
-        scores = retrieval.evaluate(None, anchors, positives, task, config.temperature, config.matryoshka_dims or ())
-        return {f"eval_{name}": value for name, value in scores.items()}
+        """The scores of the recipe's evaluation."""
+        of_pair = (vectors[columns.index(name)] for name in pair)
+        embeddings = [torch.from_numpy(np.ascontiguousarray(each)).to(accelerator.device) for each in of_pair]
+        embeddings += [embed(request, prediction.model, each, collate, accelerator.device) for each in data.corpus]
+        return objective.evaluate(None, embeddings, data)
 
+    can_score = config.scores and len(pair) == 2 and {*pair} <= {*columns}
+    can_score = can_score and (not config.label_column_name or data.scores is not None)
     texts = f"{count_of(len(data), 'row')} with the texts {', '.join(columns)}"
-    return Prediction(
+    prediction = Prediction(
         table=table,
         data=data,
         collate=collate,
@@ -68,11 +79,12 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         predict_batch=predict_batch,
         widths=(dim,) * len(columns),
         columns=columns_of,
-        score=score if config.scores and len(pair) == 2 and {*pair} <= {*columns} else None,
-        labels="pairs",
+        score=score if can_score else None,
+        labels="pairs with scores" if config.label_column_name else "pairs",
         has_loss=False,
         notes={"model": f"{request.model}: embeddings of {dim} dimensions", "data": f"{texts}{how}"},
     )
+    return prediction
 
 
 def read_input(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
@@ -91,3 +103,29 @@ def read_input(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
     for name in names if "text_column_names" in request.given or not found else found:
         column_of(table, name, FLAG)
     return skip_incomplete(table, found) if config.skip_incomplete_rows else table, found
+
+
+def encode(request: Request, config: Any, table: pa.Table, tokenizer: Any) -> TextTuples:
+    """The texts of the input, their scores if it has any, and the corpus of the run or of --corpus_file.
+
+    Raises:
+        UserError: the rows or the corpus cannot be used.
+    """
+    if config.label_column_name and not have_labels(request, table, (config.label_column_name,)).any():
+        config = replace(config, label_column_name=None)
+    data: TextTuples = request.recipe.encode(config, table, tokenizer)
+    if request.file is None or "corpus_file" in request.given:
+        return data.with_corpus(*(request.recipe.encode(*part, tokenizer) for part in corpus_of(request.config)))
+    return data
+
+
+@torch.inference_mode()
+def embed(request: Request, model: Any, texts: TokenizedText, collate: TupleCollate, device: Any) -> Tensor:
+    """The embeddings of all texts, [texts, dimensions]; this process computes them alone."""
+    pad, samples, rows = collate.of_texts, [], []
+    costs = pad.padded_lengths(texts.lengths.astype(np.int64))
+    batches = evaluation_batches(costs, *request.limits, packed=pad.packed)
+    for micro_batch, batch in feed(batches, texts, pad, device):
+        samples.append(micro_batch.samples)
+        rows.append(request.recipe.predict_batch(model, micro_batch, batch))
+    return torch.cat(rows)[torch.from_numpy(np.concatenate(samples).argsort()).to(device)]

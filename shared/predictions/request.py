@@ -232,8 +232,10 @@ def kind_read_by(config_class: type) -> Kind:
     names = {field.name for field in dataclasses.fields(config_class)}
     if "image_column_name" in names:
         return "images"
+    if "prompts" in names:
+        return "embeddings"
     if "text_column_names" in names:
-        return "texts" if "label_column_name" in names else "embeddings"
+        return "texts"
     return "tags" if "text_column_name" in names else "table"
 
 

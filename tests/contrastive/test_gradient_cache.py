@@ -54,7 +54,7 @@ def texts_of(kinds, samples):
 
 def batch_of(texts, samples):
     part = texts[:, torch.from_numpy(samples)]
-    return {"rows": part.flatten(0, 1), "digests": (part[..., 0] * 1e6).long()}
+    return {"rows": part.flatten(0, 1), "targets": (part[..., 0] * 1e6).long()}
 
 
 @settings(max_examples=12)
@@ -89,7 +89,7 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
         model.zero_grad()
 
         whole = torch.cat([embed(*each).view(kinds, -1, WIDTH) for each in pieces], dim=1)
-        expected = loss.of_samples(whole, torch.cat([batch["digests"] for _, batch in pieces], dim=1)).mean()
+        expected = loss.of_samples(whole, torch.cat([batch["targets"] for _, batch in pieces], dim=1)).mean()
         expected.backward()
         assert torch.allclose(found, gradient_of(model), rtol=1e-9, atol=1e-12)
         assert float(sum(losses).detach()) == pytest.approx(float(expected))
@@ -119,14 +119,14 @@ def test_before_the_first_step_a_micro_batch_is_a_batch_of_its_own():
     piece = plan.micro_batches(0)[1]
     batch = batch_of(texts, piece.samples)
     cache = GradientCache(ACCELERATOR, plan, loss, lambda _, batch: model(batch["rows"]))
-    alone = loss.of_samples(model(batch["rows"]).view(2, 4, WIDTH), batch["digests"]).sum() / 8
+    alone = loss.of_samples(model(batch["rows"]).view(2, 4, WIDTH), batch["targets"]).sum() / 8
     assert float(cache.loss(piece, batch)) == float(alone)
 
 
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (1, "--global_batch_size 1: the negatives of a sample are the other samples of its batch"),
+        (1, "--global_batch_size 1: the loss compares the samples of a batch"),
         (41, "--global_batch_size 41: .*: use 2 to 40, the size of the training data"),
     ],
 )

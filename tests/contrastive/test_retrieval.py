@@ -21,11 +21,15 @@ def normalized(rows):
 
 
 def expected(anchors, positives, anchor_names, positive_names, temperature):
-    """The loss and scores by their definitions: equal texts are one query or one document."""
+    """The loss and scores by their definitions: equal texts are one query or one document.
+
+    The positives and their names may be followed by those of a corpus.
+    """
     queries, documents = (
         dict(zip(reversed(names), reversed(normalized(rows)), strict=True))
         for names, rows in ((anchor_names, anchors), (positive_names, positives))
     )
+    positive_names = positive_names[: len(anchor_names)]
     losses, scores = [], []
     for query, vector in queries.items():
         found = {name: float(row @ vector) for name, row in documents.items()}
@@ -42,9 +46,10 @@ def expected(anchors, positives, anchor_names, positive_names, temperature):
 
 @st.composite
 def tasks(draw):
-    """Embeddings of anchors and positives, and the names of their texts, which repeat."""
+    """Embeddings of anchors, positives and a corpus, and the names of their texts, which repeat."""
     size = draw(st.integers(1, 30))
     names = [draw(st.lists(st.integers(0, 20), min_size=size, max_size=size)) for _ in range(2)]
+    names.append(draw(st.lists(st.integers(0, 20), max_size=40)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     vectors = [torch.randn(21, 4, generator=generator)[each] for each in names]  # equal texts, equal embeddings
     return vectors, names
@@ -53,8 +58,9 @@ def tasks(draw):
 @settings(max_examples=25)
 @given(tasks(), st.integers(1, 200))
 def test_the_scores_are_their_definitions(task, at_once):
-    (anchors, positives), names = task
-    described = retrieval.Task.of_digests(*map(np.array, names))
+    (anchors, *documents), names = task
+    described = retrieval.Task.of_digests(*(np.array(each, np.int64) for each in names))
+    positives, names = torch.cat(documents), (names[0], names[1] + names[2])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrieval, "SCORES_AT_ONCE", at_once)
         found = retrieval.evaluate(ALONE, anchors, positives, described, 0.5, (2,))

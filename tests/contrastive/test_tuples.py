@@ -40,6 +40,7 @@ class Settings(DataOptions):
     static: bool = False
     prompts: tuple[str, ...] | None = None
     max_length: tuple[int, ...] = (16,)
+    label_column_name: str | None = None
 
 
 ROWS = [
@@ -96,7 +97,7 @@ def test_a_micro_batch_has_all_anchors_then_all_positives_then_all_negatives(dat
     assert types is targets is None
     batch = TupleCollate(Padding(tokenizer.pad_token_id), 3)((lengths, tokens, types, targets))
     assert batch["input_ids"].shape == (9, max(lengths))
-    assert batch["digests"].tolist() == [train.digests_of(column)[samples].tolist() for column in range(3)]
+    assert batch["targets"].tolist() == [train.digests_of(column)[samples].tolist() for column in range(3)]
 
 
 @settings(max_examples=30)

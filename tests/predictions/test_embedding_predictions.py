@@ -149,6 +149,68 @@ def test_the_vectors_of_a_static_model_are_the_means_of_the_vectors_of_the_token
         assert vectors(output, "positive") == pytest.approx(expected.numpy(), abs=1e-6)
 
 
+def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
+    files = []
+    for file in pairs:
+        with file.open(newline="") as opened:
+            rows = [[*row, i * 7 % 11] for i, row in enumerate(list(csv.reader(opened))[1:])]
+        files.append(tmp_path / file.name)
+        with files[-1].open("w", newline="") as opened:
+            csv.writer(opened).writerows([("anchor", "positive", "score"), *rows])
+    run, recipe = tmp_path / "run", runs.load_recipe("embeddings")
+    flags = [*runs.TINY, "--train_file", files[0], "--validation_file", files[1], "--label_column_name", "score"]
+    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    assert {*reported} == {"eval_loss", "eval_spearman", "eval_pearson"}
+    assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-4)
+    assert predict_file(run, files[1]) == pytest.approx(reported, rel=1e-4)
+    assert predict_file(run, pairs[1], "--predictions_file", tmp_path / "no_scores.parquet") == {}
+    as_pairs = ["--label_column_name", "None", "--predictions_file", tmp_path / "pairs.parquet"]
+    assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
+    (tmp_path / "gap.csv").write_text("anchor,positive,score\na,b,1\nc,d,nan\n")
+    assert "row 2 of FILE" in message_of(predict_file, run, tmp_path / "gap.csv")
+    (tmp_path / "text.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
+    assert "scores are numbers" in message_of(predict_file, run, tmp_path / "text.jsonl")
+
+
+def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
+    with pairs[0].open(newline="") as opened:
+        texts = [row["positive"] for row in csv.DictReader(opened)]
+    with pairs[1].open(newline="") as opened:
+        own = list(csv.DictReader(opened))
+    corpus = tmp_path / "corpus.jsonl"  # texts of training, and some positives that must not count twice
+    texts = [*texts, *(row["positive"] for row in own[:9])]
+    corpus.write_text("".join(json.dumps({"positive": text}) + "\n" for text in texts))
+    run, recipe = tmp_path / "run", runs.load_recipe("embeddings")
+    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--corpus_file", corpus]
+    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-4)
+    of_file = predict_file(run, pairs[1], "--predictions_file", tmp_path / "pairs.parquet")  # the corpus of the run
+    assert of_file["eval_mrr_at_10"] > reported["eval_mrr_at_10"]  # belongs to the data of the run
+    flags = ["--corpus_file", corpus, "--predictions_file", tmp_path / "both.parquet"]
+    assert predict_file(run, pairs[1], *flags) == pytest.approx(reported, rel=1e-4)
+    predict_file(run, corpus, "--predictions_file", tmp_path / "corpus.parquet")
+
+    anchors, positives = (vectors(tmp_path / "own.parquet", name) for name in ("anchor", "positive"))
+    candidates = np.concatenate([positives, vectors(tmp_path / "corpus.parquet", "positive")])
+    equal = candidates @ candidates.T > 1 - 1e-6
+    kept = equal.argmax(1) == np.arange(len(candidates))  # each text once
+    found = []
+    for i in range(len(own)):
+        same = [j for j in range(len(own)) if anchors[i] @ anchors[j] > 1 - 1e-6]
+        if same[0] == i:
+            scores, fits = candidates @ anchors[i], equal[same].any(0)
+            ranks = [1 + np.count_nonzero(kept & (scores > scores[j])) for j in np.flatnonzero(fits & kept)]
+            found.append(1 / min(ranks) if min(ranks) <= 10 else 0)
+    assert reported["eval_mrr_at_10"] == pytest.approx(np.mean(found), rel=1e-4)
+
+    corpus.write_text('{"positive": "another text"}\n')
+    assert "no longer those of the run" in message_of(
+        predict_file, run, "--predictions_file", tmp_path / "changed.parquet"
+    )
+    corpus.write_text('{"answer": "another text"}\n')
+    assert "--text_column_names positive: --corpus_file" in message_of(predict_file, run)
+
+
 def mine(*words):
     """Call `python -m shared.mine_negatives` with these words."""
     predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)

@@ -85,9 +85,12 @@ def embedding_runs(texts, folder):
         "--kept_micro_batches",
         2,
     ]
+    scored = ["--label_column_name", "score", "--matryoshka_dims", 32, 8, "--kept_micro_batches", 2]
     return {
+        "scored": [*pairs, *TWENTY_STEPS, *scored],
+        "scored-in-one-pass": [*pairs, *TWENTY_STEPS, *scored, "--max_tokens_per_micro_batch", 100_000],
         "gradient": [*pairs, *ONE_STEP],
-        "adam": [*pairs, *TWENTY_STEPS],
+        "adam": [*pairs, *TWENTY_STEPS, "--corpus_file", files[1]],
         "static": [*pairs, *TWENTY_STEPS, "--static"],
         "rows": [*pairs, *TWENTY_STEPS, "--no_packing", "--max_tokens_per_micro_batch", 576],
         "dropout": [*tuples, *bert, *every, "--max_train_steps", 8, "--eval_steps", 8, "--logging_steps", 1],

@@ -55,8 +55,9 @@ def mlm_outputs(configs, tmp_path_factory):
 @pytest.fixture(scope="module")
 def embeddings_outputs(configs, tmp_path_factory):
     """The same for the embeddings recipe."""
-    folder, jobs = tmp_path_factory.mktemp("embeddings"), {1: ("adam", "rows", "dropout", "static")}
-    jobs |= {2: ("adam", "dropout", "static"), 3: ("adam", "gradient")}
+    folder = tmp_path_factory.mktemp("embeddings")
+    jobs = {1: ("adam", "rows", "dropout", "static", "scored", "scored-in-one-pass")}
+    jobs |= {2: ("adam", "dropout", "static", "scored"), 3: ("adam", "gradient", "scored")}
     chosen = {world: {name: configs["embeddings"][name] for name in names} for world, names in jobs.items()}
     return {world: runs.run_many(world, chosen[world], folder, recipe="recipes/embeddings.py") for world in jobs}
 
@@ -94,6 +95,8 @@ ADAM += [("nlp", world, "rows", "adam-576") for world in WORLDS]
 ADAM += [("mlm", 2, "adam", "adam"), ("mlm", 3, "adam", "adam"), ("mlm", 1, "rows", "adam")]
 ADAM += [("embeddings", 2, "adam", "adam"), ("embeddings", 3, "adam", "adam"), ("embeddings", 1, "rows", "adam")]
 ADAM += [("embeddings", 2, "dropout", "dropout"), ("embeddings", 2, "static", "static")]
+ADAM += [("embeddings", 1, "scored-in-one-pass", "scored")]
+ADAM += [("embeddings", world, "scored", "scored") for world in (2, 3)]
 
 
 @pytest.mark.parametrize(("recipe", "world", "name", "reference"), ADAM)
@@ -105,7 +108,7 @@ def test_weights_after_twenty_steps_are_equal_for_all_numbers_of_processes_budge
 
 
 STORIES = [("nlp", name) for name in (*(f"adam-{budget}" for budget in BUDGETS), "dropout", "rows", "epochs")]
-STORIES += [("mlm", "adam"), ("image", "dropout"), ("embeddings", "adam")]
+STORIES += [("mlm", "adam"), ("image", "dropout"), ("embeddings", "adam"), ("embeddings", "scored")]
 
 
 @pytest.mark.parametrize(("recipe", "name"), STORIES)
@@ -118,7 +121,10 @@ def test_metrics_are_equal_on_any_number_of_processes(outputs, recipe, name):
     assert losses[0] > 1.05 * losses[-1] or name == "dropout"
     close = ["loss", "grad_norm", "eval_loss"]
     close += ["eval_accuracy", "eval_top_5_accuracy", "eval_macro_f1"] if recipe == "image" else []
-    close += ["eval_ndcg_at_10", "eval_recall_at_10", "eval_mrr_at_10"] if recipe == "embeddings" else []
+    close += (
+        ["eval_ndcg_at_10", "eval_recall_at_10", "eval_mrr_at_10"] if (recipe, name) == ("embeddings", "adam") else []
+    )
+    close += ["eval_spearman", "eval_pearson", "eval_spearman_dim_8"] if name == "scored" else []
     for world in (2, 3):
         for key in ("step", "samples", "learning_rate", "skipped_updates"):
             assert values(world, key) == values(1, key), key

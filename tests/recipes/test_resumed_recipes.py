@@ -12,6 +12,7 @@ CASES = [
     ("token_classification", ["--no_packing"]),
     ("embeddings", ["--symmetric", "--matryoshka_dims", 32, 8, "--kept_micro_batches", 2]),
     ("embeddings", ["--static"]),
+    ("embeddings", ["--label_column_name", "score"]),
     ("image_classification", ["--ema_decay", 0.8, "--mixup", 0.2, "--optim", "muon"]),
 ]
 

@@ -8,7 +8,7 @@ help:
 	@echo "make setup     create .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a new folder (CONFIG=accelerate_configs/... selects a config)"
 	@echo "make demo-images  as make demo, with recipes/image_classification.py"
-	@echo "make demo-mlm  as make demo, with recipes/mlm.py, for 300 steps"
+	@echo "make demo-mlm  as make demo, with recipes/mlm.py, for 500 steps"
 	@echo "make demo-tags  as make demo, with recipes/token_classification.py"
 	@echo "make demo-embeddings  as make demo, with recipes/embeddings.py and MiniLM, which is downloaded (83 MB)"
 	@echo "make test      install the requirements of the tests and run the tests"
@@ -40,7 +40,7 @@ setup: .venv/installed
 demo: RECIPE := recipes/nlp.py
 demo: ON_GPU := --max_tokens_per_micro_batch 4096
 demo-images: RECIPE := recipes/image_classification.py
-demo-mlm: RECIPE := recipes/mlm.py --max_train_steps 300
+demo-mlm: RECIPE := recipes/mlm.py --optim muon --learning_rate 8e-3 --global_batch_size 16 --max_train_steps 500
 demo-mlm: ON_GPU := --max_tokens_per_micro_batch 8192
 demo-tags: RECIPE := recipes/token_classification.py
 demo-tags: ON_GPU := --max_tokens_per_micro_batch 4096
@@ -133,11 +133,11 @@ measure_scale_processes := python benchmarks/scale.py --samples 10000000 --round
 	--processes 8 64 512 4096 --samples_per_process 64 256 --images_per_process 384
 measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31
 
-measure_strong := $(SCALING) --processes 1 2 --strong
+measure_strong := $(SCALING) --processes 1 2
 measure_weak := $(SCALING) --processes 1 2 --weak
 measure_links := $(SCALING) --processes 2 --links 0 1000 300 100
 measure_variants := $(SCALING) --processes 2 --links 1000 100 \
-	--variants plain accumulate4 accumulate16 bf16 bf16_gradients fp16_gradients power_sgd buckets1 buckets100
+	--variants plain accumulate4 accumulate16 bf16 bf16_gradients fp16_gradients
 
 .NOTPARALLEL:
 out/bench/%/measured: | .venv/installed-bench

@@ -88,15 +88,9 @@ def write_data(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return flags | {"model_name_or_path": model}
 
 
-def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of all contestants, as flags of the recipe."""
-    rate = {} if arguments.learning_rate is None else {"learning_rate": arguments.learning_rate}
-    return COMMON | WORKS[arguments.work].settings | rate
-
-
 def recipe_words(arguments: argparse.Namespace, data: dict[str, Any], name: str, output: Path, seed: int) -> list[str]:
     """The flags of the recipe for a contestant, whose own flags come last."""
-    flags = data | settings(arguments) | {"num_train_epochs": arguments.epochs, "seed": seed, "output_dir": output}
+    flags = data | arguments.settings | {"num_train_epochs": arguments.epochs, "seed": seed, "output_dir": output}
     return [*launching.flag_words(flags | {"mixed_precision": arguments.mixed_precision}), *shlex.split(name)[1:]]
 
 
@@ -118,7 +112,7 @@ def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, n
     if is_recipe := name.startswith("recipe"):
         words = [launching.ROOT / f"recipes/{work.recipe}.py", *recipe_words(arguments, data, name, output, round_)]
     else:
-        job = settings(arguments) | {"loop": name, "work": arguments.work, "epochs": arguments.epochs}
+        job = arguments.settings | {"loop": name, "work": arguments.work, "epochs": arguments.epochs}
         job |= {"seed": round_, "bf16": arguments.mixed_precision == "bf16"}
         job |= {"output_dir": str(output), "result": str(place / "result.json")}
         job |= {key: str(data[flag]) for key, flag in FILES.items()}
@@ -149,6 +143,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--packages", type=Path, default=Path("out/packages"), help="folder of these downloads")
     arguments = parser.parse_args()
     peers = WORKS[arguments.work].peers
+    rate = {"learning_rate": arguments.learning_rate} if arguments.learning_rate else {}
+    arguments.settings = COMMON | WORKS[arguments.work].settings | rate
     arguments.contestants = arguments.contestants or ["recipe", *peers]
     for name in arguments.contestants:
         if name.split()[0] not in ("recipe", *peers):

@@ -1,6 +1,6 @@
 """Measure a recipe's speed on several numbers of processes, over links of several rates, in several variants.
 
-    python benchmarks/scaling.py --processes 1 2 --recipe nlp --steps 12 --strong --output_dir out/scaling
+    python benchmarks/scaling.py --processes 1 2 --recipe nlp --steps 12 --output_dir out/scaling
     python benchmarks/scaling.py --processes 2 --links 1000 100 --variants plain accumulate4 bf16_gradients ...
 
 Strong scaling keeps the number of samples per step, weak scaling the number of samples per process. Each combination
@@ -21,19 +21,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import encoder_and_texts, limited_links, rounds
-from benchmarks.harness.launching import HARNESS, ROOT, flag_words
+from benchmarks.harness.launching import ROOT, flag_words
 
 RECIPES = {"nlp": "nlp.py", "image": "image_classification.py", "mlm": "mlm.py"}
-VARIANTS: dict[str, tuple[int, list[str], dict[str, int]]] = {  # factor of samples per step, flags, DDP settings
-    "plain": (1, [], {}),
-    "accumulate4": (4, [], {}),
-    "accumulate16": (16, [], {}),
-    "bf16": (1, ["--mixed_precision", "bf16"], {}),
-    "bf16_gradients": (1, ["--gradient_compression", "bf16"], {}),
-    "fp16_gradients": (1, ["--gradient_compression", "fp16"], {}),
-    "power_sgd": (1, [], {"power_sgd_rank": 4, "bucket_cap_mb": 100}),  # one bucket: gloo mixes up the messages of two
-    "buckets1": (1, [], {"bucket_cap_mb": 1}),
-    "buckets100": (1, [], {"bucket_cap_mb": 100}),
+VARIANTS: dict[str, tuple[int, list[str]]] = {  # factor of samples per step, flags
+    "plain": (1, []),
+    "accumulate4": (4, []),
+    "accumulate16": (16, []),
+    "bf16": (1, ["--mixed_precision", "bf16"]),
+    "bf16_gradients": (1, ["--gradient_compression", "bf16"]),
+    "fp16_gradients": (1, ["--gradient_compression", "fp16"]),
 }
 FIGURES = {  # name in a row: key in metrics.jsonl, whose mean it is
     "samples_per_second": "samples_per_second",
@@ -53,15 +50,14 @@ def window(steps: int) -> int:
 
 def train(arguments: argparse.Namespace, processes: int, link: float, variant: str, output: Path) -> dict[str, Any]:
     """Run the recipe once; the means of its figures after the first part."""
-    times, flags, settings = VARIANTS[variant]
+    times, flags = VARIANTS[variant]
     size = arguments.global_batch_size * times * (processes if arguments.weak else 1)
     every = window(arguments.steps)
     total = every + arguments.steps
     flags = [*flags, "--global_batch_size", size, "--max_train_steps", total, "--logging_steps", every]
     flags += ["--eval_steps", total, "--checkpointing_steps", "no", "--expect_processes", processes]
     flags += [*arguments.files, *shlex.split(arguments.flags), "--output_dir", output]
-    script = [HARNESS / "start_variant.py", json.dumps(settings), ROOT / "recipes" / RECIPES[arguments.recipe]]
-    command = [str(word) for word in (sys.executable, *script, *flags)]
+    command = [str(word) for word in (sys.executable, ROOT / "recipes" / RECIPES[arguments.recipe], *flags)]
     limited_links.run_group(command, processes, link, output.with_suffix(".log"), arguments.gpus)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
@@ -122,9 +118,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--recipe", choices=list(RECIPES), default="nlp")
     parser.add_argument("--steps", type=int, default=12, help="timed steps of a run; a third as many come before")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--weak", action="store_true", help="keep the samples per process")
-    kind.add_argument("--strong", action="store_true", help="keep the samples per step (default)")
+    parser.add_argument("--weak", action="store_true", help="keep the samples per process, not per step")
     parser.add_argument("--global_batch_size", type=int, default=32, help="samples per step (weak: per process)")
     parser.add_argument("--links", type=float, nargs="+", default=[0], help="Mbit/s between processes; 0: no limit")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["plain"])

@@ -142,6 +142,8 @@ MAIN = {
 BF16_ACTIVATIONS: dict[str, Any] = {"activation_dtype": "bf16", "mixed_precision": "no"}
 VARIANTS = {
     "bert_base_profiled": variant("bert_base", "nothing changed"),
+    "fine_tuning_1024": variant("fine_tuning_packed", "1,024 tokens at once", max_tokens_per_micro_batch=1024),
+    "fine_tuning_4096": variant("fine_tuning_packed", "4,096 tokens at once", max_tokens_per_micro_batch=4096),
     "bert_base_bf16_activations": variant("bert_base", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "modernbert_base_bf16_activations": variant("modernbert_base", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "modernbert_base_chunked_loss": variant("modernbert_base", "--chunked_loss", chunked_loss=True),

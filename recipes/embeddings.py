@@ -72,7 +72,7 @@ class Config(TextOptions):
     matryoshka_dims: tuple[int, ...] | None = None
     """The loss is the mean over these numbers of first dimensions, such as 128 64 32. None: all dimensions."""
     global_batch_size: int | None = 128
-    """Samples per optimizer step, over all processes and micro-batches. All of them are negatives of each other."""
+    """Samples per optimizer step, over all processes and micro-batches. The loss compares all of them."""
     kept_micro_batches: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
     """Micro-batches per process computed once, not twice. None: all that fit, or one with --gradient_checkpointing."""
     num_train_epochs: int = 2

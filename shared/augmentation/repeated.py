@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from shared.errors import say
 from shared.plan.batches import Plan
 from shared.plan.draws import Ints, permutation
 
 
 class RepeatedPlan(Plan):
-    """A plan in which each sample appears `repeats` times in a row of the stream, as if in `repeats` different epochs.
+    """A plan in which each sample appears `repeats` consecutive times in the stream, as if in `repeats` epochs.
 
     Augmentation draws from (seed, epoch, sample), so the copies differ. A pass over all samples takes `repeats` epochs,
     each as long as without repeats. Everything else is as in `Plan`: the run does not depend on the processes.
@@ -23,6 +24,8 @@ class RepeatedPlan(Plan):
         plan = super().of_run(config, accelerator, **data)
         assert isinstance(plan, RepeatedPlan)
         plan.repeats = config.repeated_augmentation
+        if plan.total_samples < plan.repeats * plan.num_samples:
+            say(f"--repeated_augmentation {plan.repeats}: some images are not used, a pass takes {plan.repeats} epochs")
         return plan
 
     def global_batch(self, step: int) -> tuple[Ints, Ints]:

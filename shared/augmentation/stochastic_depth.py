@@ -16,11 +16,12 @@ STREAM = 4  # separates these draws from those of data sets (1), dropout (2) and
 
 
 class Branch(nn.Module):
-    """The end of a residual branch: multiplies each sample by its factor. It has no weights, and none in evaluation."""
+    """The end of a residual branch: multiplies each sample by its factor. It has no weights."""
 
     factors: Tensor  # [rows, 1, 1, 1]: 0 for a sample that leaves the branch out
 
     def forward(self, outputs: Tensor) -> Tensor:
+        """[rows, channels, height, width], scaled in training and unchanged in evaluation."""
         return outputs * self.factors.to(outputs.dtype) if self.training else outputs
 
 
@@ -44,7 +45,7 @@ class StochasticDepth:
         blocks: list[Any] = residual_blocks(model) if rate else []
         if rate and not (blocks and all(p.requires_grad for block in blocks for p in block.parameters())):
             raise UserError(
-                f"--stochastic_depth {rate} needs a ResNet whose blocks are trained: leave it out, or "
+                f"--stochastic_depth {rate} needs a ResNet whose blocks are trained: leave out this flag or "
                 "--freeze_backbone; a model such as ConvNeXt has drop_path_rate in its config.json instead"
             )
         self.kept = 1 - rate * np.arange(1, len(blocks) + 1)[:, None] / max(1, len(blocks))

@@ -16,10 +16,6 @@ LOADING = "`SentenceTransformer(FOLDER)` of sentence-transformers loads this fol
 POOLINGS: dict[Pooling, str] = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
-LOADING = (
-    "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization. "
-    "`AutoModel` of transformers loads the encoder alone."
-)
 
 
 def stored_settings(folder: Path) -> tuple[bool, str, int | None, dict[str, str]]:
@@ -104,7 +100,8 @@ class SentenceTokenizer:
         tokenizer, modules, longest = self.tokenizer, MODULES, max(self.config.max_length)
         if self.config.static:
             tokenizer, modules = static_tokenizer(tokenizer), MODULES_OF_STATIC
-            tokenizer.backend_tokenizer.enable_truncation(longest)  # StaticEmbedding has no setting for it
+            # StaticEmbedding has no setting for the length.
+            tokenizer.backend_tokenizer.enable_truncation(longest, direction=tokenizer.truncation_side)
         tokenizer.save_pretrained(folder)
         pooling = {"word_embedding_dimension": self.width} | {
             flag: name == self.config.pooling for name, flag in POOLINGS.items()

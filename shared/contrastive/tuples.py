@@ -56,8 +56,9 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
 
     scored = (score,) if score else ()
     tables = limited(load_tables(config, columns, scored, "regression" if score else None, embedded=embedded), config)
-    if score and np.ptp(scores_of(tables[0], score)) == 0:
-        raise UserError(f"{LABEL_FLAG} {score}: all rows of {source_of(tables[0])} have the same score: add others")
+    for table in tables if score else ():
+        if np.ptp(scores_of(table, score)) == 0:
+            raise UserError(f"{LABEL_FLAG} {score}: all rows of {source_of(table)} have the same score: add others")
     return tables
 
 

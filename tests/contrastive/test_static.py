@@ -1,11 +1,16 @@
 """Static models: where their vectors come from, what they refuse. tests/predictions tests what they compute."""
 
+import copy
+import dataclasses
+
 import pytest
 import runs
 import torch
 import toy_data
+from tokenizers import Tokenizer
 
 from shared.config import options
+from shared.contrastive.sentence_transformers_files import SentenceTokenizer
 from shared.contrastive.static import static_tokenizer
 from shared.errors import UserError
 
@@ -59,6 +64,17 @@ def test_texts_have_no_special_tokens(recipe, built):
     once = static_tokenizer(tokenizer)
     assert once("a text")["input_ids"] == tokenizer("a text", add_special_tokens=False)["input_ids"]
     assert static_tokenizer(once)("a text") == once("a text")
+
+
+@pytest.mark.parametrize(("side", "kept"), [("right", slice(None, 3)), ("left", slice(-3, None))])
+def test_the_exported_tokenizer_cuts_a_text_off_where_the_training_does(built, tmp_path, side, kept):
+    config, tokenizer, _ = built
+    whole = static_tokenizer(tokenizer)("a text that is too long")["input_ids"]
+    assert len(whole) > 3
+    sided = copy.deepcopy(tokenizer)
+    sided.truncation_side = side
+    SentenceTokenizer(sided, dataclasses.replace(config, max_length=(3,)), 32).save_pretrained(tmp_path)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a text that is too long").ids == whole[kept]
 
 
 def test_training_goes_on_from_a_static_model_and_only_with_the_flag(flags, tmp_path):

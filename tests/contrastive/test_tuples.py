@@ -74,6 +74,20 @@ def bert(tokenizer, **changes):
     return BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.5, **sizes, **changes)).eval()
 
 
+@pytest.mark.parametrize("constant", ["train", "validation"])
+def test_scores_that_are_all_the_same_are_refused(tmp_path, constant):
+    files = {}
+    for part in ("train", "validation"):
+        path = tmp_path / f"{part}.csv"
+        files[f"{part}_file"] = (str(path),)
+        rows = [("a text", f"text {i}", 1 if part == constant else i) for i in range(4)]
+        with path.open("w", newline="") as opened:
+            csv.writer(opened).writerows([("anchor", "positive", "score"), *rows])
+    config = Settings(**files, text_column_names=("anchor", "positive"), label_column_name="score")
+    with pytest.raises(UserError, match=f"score: all rows of .*{constant}.csv have the same score"):
+        load_tuples(config)
+
+
 def test_a_sample_has_the_tokens_of_its_texts(data):
     train, _, tokenizer = data
     assert len(train) == 22  # two of 24 rows are held out

@@ -127,7 +127,9 @@ def out_of_reach(variables, launcher, recipe, flags, folder):
     hints = field_types(config_class(recipe))
     for flag, value in itertools.pairwise(flags):
         name = flag.removeprefix("--")
-        reads = name in hints and re.search(r"(_file|_dir|_name_or_path|dataset_name|prepared_data|^config)$", name)
+        reads = name in hints and re.search(
+            r"(_file|_dir|_name_or_path|dataset_name|prepared_data|mirror_checkpoints|^config)$", name
+        )
         if reads and name != "output_dir" and not (folder / value).exists():
             return f"{flag} {value}"
     return None

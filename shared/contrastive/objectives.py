@@ -13,6 +13,7 @@ from shared.contrastive.tuples import TextTuples
 from shared.metrics.functions import SHIPPED
 from shared.processes.collectives import on_main_process
 
+# Pairs of fields that exclude each other: a pair with a score has no negatives and is searched by nobody.
 WITHOUT_SCORES = tuple(("label_column_name", name) for name in ("symmetric", "false_negative_margin", "corpus_file"))
 Scores = dict[str, float]
 

@@ -288,8 +288,7 @@ class TupleCollate:
         The digests are those of `text_digests`, for the loss of samples without scores.
         """
         lengths, tokens, types, scores = rows
-        digests = text_digests(tokens, lengths).reshape(self.texts, -1)
-        targets = digests if scores is None else scores[None]
+        targets = text_digests(tokens, lengths).reshape(self.texts, -1) if scores is None else scores[None]
         return self.of_texts((lengths, tokens, types, None)) | {"targets": torch.from_numpy(targets)}
 
     def sizes(self, data: TextTuples) -> dict[str, Any]:

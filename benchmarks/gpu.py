@@ -56,6 +56,7 @@ RESULTS = ROOT / "benchmarks/results/gpu"
 START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end of the GPU tables -->"
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
 GPU_TESTS = {"distributed": "tests/recipes/test_gpu_distributed.py", "tests": "tests/recipes/test_gpu.py"}
+TEST_PROCESSES = 8  # they share the GPU
 LAST_LINES = 8  # of the log of a benchmark that failed
 Row = dict[str, Any]
 Entry = dict[str, Any]
@@ -198,6 +199,7 @@ def run_tests(part: str, folder: Path, seconds: float) -> Row:
     """Run the tests that need a GPU; how many passed, and which failed."""
     log, report = folder / "tests.log", folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", GPU_TESTS[part], f"--junitxml={report}"]
+    command += ["-n", str(min(TEST_PROCESSES, len(os.sched_getaffinity(0))))]
     started = time.perf_counter()
     code = run_limited(command, log, seconds)
     row: Row = {"benchmark": part, "seconds": time.perf_counter() - started}

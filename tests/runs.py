@@ -6,6 +6,7 @@ import csv
 import gc
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import runpy
@@ -269,6 +270,7 @@ def _run_script(rank, words, log, environment):
     os.environ.update(environment)
     os.setsid()
     os.chdir(ROOT)
+    multiprocessing.set_start_method("fork", force=True)  # Python's own default, which the fork server has replaced
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -54,7 +54,7 @@ class Pass:
 
 
 PASSES = (
-    Pass("as the recipe: autocast, varlen, layers compiled with symbolic sizes"),
+    Pass("as the recipe: autocast, FlashAttention, layers compiled with symbolic sizes"),
     Pass("not compiled", compiled="nothing"),
     Pass("fixed sizes", dynamic=False),
     Pass("rows, attention of cuDNN, fixed sizes", packed=False, cudnn=True, dynamic=False),

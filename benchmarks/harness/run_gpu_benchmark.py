@@ -32,7 +32,6 @@ from benchmarks.harness.photos import write_photos
 from benchmarks.harness.random_documents import random_words, word_tokenizer
 from shared.compat import of_torch
 from shared.config import options
-from shared.encoders import packing
 from shared.extras import curves
 from shared.metrics.task_metrics import TaskMetrics
 from shared.plan.loading import Loader
@@ -145,8 +144,8 @@ def with_dense_head(replace: Any, recipe: Any) -> None:
 
 
 def with_padded_attention(replace: Any, recipe: Any) -> None:
-    """Attend as a torch without torch.nn.attention.varlen does."""
-    replace(packing, "has_varlen", lambda: False)
+    """Attend as a torch without FlashAttention does."""
+    replace(of_torch, "HAS_FLASH_ATTENTION", False)
 
 
 CHANGES = {

@@ -24,7 +24,7 @@ class RepeatedPlan(Plan):
         plan = super().of_run(config, accelerator, **data)
         assert isinstance(plan, RepeatedPlan)
         plan.repeats = config.repeated_augmentation
-        if plan.total_samples < plan.repeats * plan.num_samples:
+        if plan.repeats > 1 and plan.total_samples < plan.repeats * plan.num_samples:
             say(f"--repeated_augmentation {plan.repeats}: some images are not used, a pass takes {plan.repeats} epochs")
         return plan
 

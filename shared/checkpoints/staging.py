@@ -81,7 +81,9 @@ class Staging:
             self._stream.wait_event(begun)
             with torch.cuda.stream(self._stream):
                 copy_all(places, tensors)
-            self._stream.synchronize()
+            done = torch.cuda.Event(blocking=True)  # waiting for it leaves the core to the training
+            done.record(self._stream)
+            done.synchronize()
         else:
             copy_all(places, tensors)
         if of_torch.write_counts(tensors) != counts:

@@ -31,6 +31,42 @@ def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
 
 
+HAS_FLASH_ATTENTION = hasattr(torch.ops.aten, "_flash_attention_forward")
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    dropout: float,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """`torch.ops.aten._flash_attention_forward`: attention within documents, if `HAS_FLASH_ATTENTION`.
+
+    `torch.nn.attention.varlen` calls the same kernel, but has no dropout, and a layer of Python around it.
+
+    Args:
+        query: [T, heads, width] of all documents end to end, in half precision on a GPU; key and value alike.
+        ends: int32 [documents + 1]: the boundaries of the documents in the query, and in key and value.
+        longest: the most tokens of a document in the query, and in key and value.
+        window: how many tokens before and after itself a token attends to; None: to all of its document.
+
+    Returns:
+        [T, heads, width]
+    """
+    found = torch.ops.aten._flash_attention_forward(
+        *(query, key, value, *ends, *longest, dropout, False, False),
+        scale=scale,
+        window_size_left=window,
+        window_size_right=window,
+    )
+    return found[0]
+
+
 def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
     """`torch._foreach_norm`: the 2-norm of each tensor, as scalars. If missing, one call per tensor.
 

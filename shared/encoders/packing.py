@@ -4,7 +4,7 @@ The model gets one row of all tokens, positions that restart with each document,
 Positions alone would not be enough, because by default each token attends to the whole row. Two attention functions
 are therefore registered with transformers:
 
-- "packed_varlen": `torch.nn.attention.varlen`, FlashAttention with document boundaries, on CUDA in half precision.
+- "packed_varlen": FlashAttention with document boundaries, on CUDA in half precision.
 - "packed_padded": everywhere else. Documents are padded to the longest of the micro-batch, but only for attention. The
   plan sorts them by length, so the padding is short. A CPU computes groups of similar length one after the other.
 """
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.compat import of_transformers
+from shared.compat import of_torch, of_transformers
 from shared.encoders.attention import attend
 from shared.encoders.padding import padding_for
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
@@ -26,9 +26,8 @@ from shared.speed.documents import Documents
 from shared.speed.self_check import outputs_of, rows_of, same, text_batch
 from shared.text.tokenized import Padding
 
-DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
-WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
-PADDED, VARLEN = "packed_padded", "packed_varlen"
+WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention
+PADDED, VARLEN = "packed_padded", "packed_varlen"  # transformers loads a kernel where a name has "flash" in it
 SIMILAR = 0.8  # a group of enough work ends before a document that is this much shorter than its longest, or longer
 ENOUGH_WORK = 2**21  # documents x squared length x width: about a millisecond, ten times the cost of calling kernels
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -159,41 +158,30 @@ def use_packed_attention(model: Any, device: torch.device, precision: str) -> st
     """Make `model` attend only within documents; returns a description of the method for the user."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(VARLEN, varlen_attention)
+    AttentionInterface.register(VARLEN, flash_attention)
     AttentionInterface.register(PADDED, padded_attention)
-    if why_not := why_not_varlen(model.config, device, precision):
+    if why_not := why_not_flash(model.config, device, precision):
         model.set_attn_implementation(PADDED)
         return f"packed without padding, attention over documents padded to the longest of their group ({why_not})"
     model.set_attn_implementation(VARLEN)
-    return "packed without padding, attention by torch.nn.attention.varlen"
+    return "packed without padding, attention by FlashAttention"
 
 
-def why_not_varlen(config: Any, device: torch.device, precision: str) -> str:
-    """Why a model with this `PretrainedConfig` cannot use torch.nn.attention.varlen; empty if it can."""
+def why_not_flash(config: Any, device: torch.device, precision: str) -> str:
+    """Why a model with this `PretrainedConfig` cannot use FlashAttention; empty if it can."""
     if device.type != "cuda":
         return "no GPU"
     if precision == "no":
         return "full precision"
-    if any(isinstance(value := getattr(config, name, 0.0), float) and value > 0 for name in DROPOUTS):
-        return "dropout of attention"
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if width % 8 or width > WIDEST_HEAD:
         return f"heads of width {width}, not a multiple of 8 up to {WIDEST_HEAD}"
     if torch.cuda.get_device_capability(device) < AMPERE:
         return "a GPU older than Ampere"
-    return "" if has_varlen() else f"torch {torch.__version__} has no torch.nn.attention.varlen"
+    return "" if of_torch.HAS_FLASH_ATTENTION else f"torch {torch.__version__} has no FlashAttention for documents"
 
 
-def has_varlen() -> bool:
-    """Whether this version of torch has torch.nn.attention.varlen."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # only tries the import
-    except ImportError:
-        return False
-    return True
-
-
-def varlen_attention(
+def flash_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -202,6 +190,7 @@ def varlen_attention(
     *,
     documents: Documents,
     queries: Documents | None = None,
+    dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_: Any,
@@ -211,24 +200,15 @@ def varlen_attention(
     The query may have fewer tokens than key and value, those of `queries`, but only without a window: one of each
     document (shared/speed/first_token.py), or some or none (shared/encoders/masked_head.py).
     """
-    from torch.nn.attention.varlen import varlen_attn
-
     queries = queries or documents
-    key, value = repeat_kv_heads(query, key, value)
-    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
-    out = varlen_attn(
-        q,
-        k,
-        v,
-        queries.ends,
-        documents.ends,
-        queries.longest,
-        documents.longest,
+    out = of_torch.flash_attention(
+        *(part[0].transpose(0, 1) for part in (query, *repeat_kv_heads(query, key, value))),
+        ends=(queries.ends, documents.ends),
+        longest=(queries.longest, documents.longest),
+        dropout=dropout,
         scale=scaling,
-        window_size=window,
+        window=None if sliding_window is None else sliding_window - 1,
     )
-    assert isinstance(out, Tensor)
     return out[None], None
 
 

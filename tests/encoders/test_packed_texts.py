@@ -170,22 +170,20 @@ def test_a_batch_has_the_tokens_positions_types_and_labels_of_its_texts():
     assert PackedTexts(2).padded_lengths(np.array([4, 2, 1])).tolist() == [4, 2, 1]
 
 
-def test_the_varlen_kernel_gets_one_query_per_text_in_a_short_last_layer(monkeypatch):
+def test_flash_attention_gets_one_query_per_text_in_a_short_last_layer(monkeypatch):
     """The kernel runs on GPUs only; here a stand-in computes what it is asked for, one text after the other."""
-    from torch.nn.attention import varlen
-
     calls = []
 
-    def stand_in(q, k, v, ends_q, ends_k, longest_q, longest_k, *, scale, window_size):
+    def stand_in(q, k, v, ends_q, ends_k, longest_q, longest_k, *_, scale, **window):
         calls.append((len(q), longest_q, longest_k))
         parts = [part.tensor_split(ends[1:-1].long()) for part, ends in ((q, ends_q), (k, ends_k), (v, ends_k))]
         texts = [[part.transpose(0, 1) for part in text] for text in zip(*parts, strict=True)]  # [heads, tokens, width]
-        return torch.cat([F.scaled_dot_product_attention(*text, scale=scale).transpose(0, 1) for text in texts])
+        return [torch.cat([F.scaled_dot_product_attention(*text, scale=scale).transpose(0, 1) for text in texts])]
 
     whole = tiny("BERT")
     model = as_in_the_recipe(copy.deepcopy(whole))
     collate, _ = packed(model)
-    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stand_in)
     model.set_attn_implementation("packed_varlen")
     batches = Padding(0)(items(model)), collate(items(model))
     with torch.no_grad():

@@ -1,7 +1,6 @@
 """Packed documents give the same outputs as single ones; on masked tokens, the sparse head equals the dense one."""
 
 import itertools
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from shared.compat import of_torch
 from shared.encoders import packing
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import (
@@ -22,7 +22,6 @@ from shared.encoders.packing import (
     packing_is_exact,
     padded_attention,
     use_packed_attention,
-    varlen_attention,
 )
 from shared.speed.documents import Documents, first_tokens
 from shared.text.tokenized import Padding
@@ -222,7 +221,7 @@ def test_dropout_of_attention_acts_in_packed_attention():
     assert not torch.allclose(one, other)
 
 
-def test_varlen_is_chosen_only_where_flash_attention_runs(monkeypatch):
+def test_flash_attention_is_chosen_only_where_it_runs(monkeypatch):
     cuda, generation = torch.device("cuda"), [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])
 
@@ -232,52 +231,52 @@ def test_varlen_is_chosen_only_where_flash_attention_runs(monkeypatch):
         return note.removeprefix("packed without padding, attention ")
 
     padded = "over documents padded to the longest of their group"
-    assert chosen(tiny("modernbert"), cuda, "bf16") == "by torch.nn.attention.varlen"
-    assert chosen(tiny("modernbert"), cuda, "fp16") == "by torch.nn.attention.varlen"
+    assert chosen(tiny("modernbert"), cuda, "bf16") == "by FlashAttention"
+    assert chosen(tiny("modernbert"), cuda, "fp16") == "by FlashAttention"
     assert chosen(tiny("modernbert"), cuda, "no") == f"{padded} (full precision)"
     assert chosen(tiny("modernbert"), CPU, "bf16") == f"{padded} (no GPU)"
     dropping = tiny("bert", attention_probs_dropout_prob=0.1)
-    assert chosen(dropping, cuda, "bf16") == f"{padded} (dropout of attention)"
+    assert chosen(dropping, cuda, "bf16") == "by FlashAttention"
     for width, fits in ((256, True), (264, False), (12, False), (8, True)):
         note = chosen(tiny("bert", hidden_size=4 * width), cuda, "bf16")
-        assert note == ("by torch.nn.attention.varlen" if fits else f"{padded} ({note.partition('(')[2]}")
+        assert note == ("by FlashAttention" if fits else f"{padded} ({note.partition('(')[2]}")
         assert fits or f"heads of width {width}" in note
     generation[0] = (7, 5)
     assert chosen(tiny("modernbert"), cuda, "fp16") == f"{padded} (a GPU older than Ampere)"
 
 
-def test_a_torch_without_varlen_uses_padded_attention_with_a_message(monkeypatch):
+def test_a_torch_without_flash_attention_uses_padded_attention_with_a_message(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)  # importing it fails
+    monkeypatch.setattr(of_torch, "HAS_FLASH_ATTENTION", False)
     model = tiny("modernbert")
     note = use_packed_attention(model, torch.device("cuda"), "bf16")
     assert model.config._attn_implementation == "packed_padded"
     assert note.endswith(
-        f"padded to the longest of their group (torch {torch.__version__} has no torch.nn.attention.varlen)"
+        f"padded to the longest of their group (torch {torch.__version__} has no FlashAttention for documents)"
     )
-    assert "varlen" not in use_packed_attention(model, CPU, "bf16"), "on a CPU, the message does not name varlen"
+    assert "Flash" not in use_packed_attention(model, CPU, "bf16"), "on a CPU, the message does not name it"
 
 
-def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch):
+def test_flash_attention_gets_the_ends_of_documents_the_dropout_and_the_window(monkeypatch):
     """The kernel runs only on GPUs; here a stand-in records its arguments."""
-    from torch.nn.attention import varlen
-
     calls = []
 
-    def stand_in(q, k, v, ends, ends_k, longest, longest_k, *, scale, window_size):
-        calls.append((q.shape, ends.tolist(), longest, scale, window_size))
+    def stand_in(q, k, v, ends, ends_k, longest, longest_k, dropout, causal, debug, *, scale, **window):
+        calls.append((q.shape, ends.tolist(), longest, dropout, scale, *window.values()))
         assert ends is ends_k
         assert longest == longest_k
-        return v
+        assert not causal
+        assert not debug
+        return (v,)
 
-    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stand_in)
     value = torch.arange(24.0).view(1, 2, 4, 3)
     ends = torch.tensor([0, 3, 4], dtype=torch.int32)
-    given = {"documents": Documents(ends, 3), "scaling": 0.5}
+    given = {"documents": Documents(ends, 3), "scaling": 0.5, "dropout": 0.1}
     for window in (None, 9):
-        out, _ = varlen_attention(None, value, value, value, None, **given, sliding_window=window)
+        out, _ = packing.flash_attention(None, value, value, value, None, **given, sliding_window=window)
         assert torch.equal(out, value.transpose(1, 2))
-    assert calls == [((4, 2, 3), [0, 3, 4], 3, 0.5, (-1, -1)), ((4, 2, 3), [0, 3, 4], 3, 0.5, (8, 8))]
+    assert calls == [((4, 2, 3), [0, 3, 4], 3, 0.1, 0.5, None, None), ((4, 2, 3), [0, 3, 4], 3, 0.1, 0.5, 8, 8)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """The layers of a model that FSDP2 gathers as separate units."""
 
+import os
+
 import pytest
+import runs
 import torch
 from torch import nn
 from transformers import (
@@ -16,7 +19,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from shared.fsdp.strategy import units
+from shared.compat import of_fsdp
+from shared.fsdp.strategy import shard, units
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
@@ -65,3 +69,20 @@ def test_a_layer_with_two_names_for_one_parameter_is_a_unit():
         block[2].weight = block[0].weight
     assert units(nn.ModuleDict({"layers": blocks})) == [*blocks]
     assert torch.equal(blocks[0][0].weight, blocks[0][2].weight)
+
+
+def shard_convolutions(accelerator, folder):
+    os.environ["FSDP_VERSION"] = "2"
+    of_fsdp.use_fsdp_on_cpu(accelerator)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    expected = model(images)
+    shard(accelerator, model)
+    return [expected.tolist(), model(images).tolist()]
+
+
+def test_a_model_in_channels_last_is_sharded(tmp_path):
+    """On a GPU the weights of convolutions are in this format, which FSDP2 refuses."""
+    for expected, found in runs.in_group(shard_convolutions, 2, tmp_path):
+        assert torch.allclose(torch.tensor(found), torch.tensor(expected), atol=1e-6)

@@ -13,6 +13,7 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import recursively_apply
 
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
@@ -162,7 +163,7 @@ def test_batches_are_in_pinned_memory_with_and_without_workers(train, monkeypatc
     pinned, send = [], loading.send_to_device
 
     def sent(batch, *args, **kwargs):
-        pinned.extend(tensor.is_pinned() for tensor in batch.values())
+        recursively_apply(lambda tensor: pinned.append(tensor.is_pinned()), batch)
         return send(batch, *args, **kwargs)
 
     monkeypatch.setattr(loading, "send_to_device", sent)
@@ -210,9 +211,9 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(train, recipe):
         ([300, 200, 200], [130, 0, 60]),
     ],
 )
-def test_varlen_attention_is_that_of_documents_padded_to_the_longest(lengths, queries, window):
+def test_flash_attention_is_that_of_documents_padded_to_the_longest(lengths, queries, window):
     if queries and window:
-        pytest.skip("varlen attention does not know the places of some tokens")
+        pytest.skip("FlashAttention does not know the places of some tokens")
     torch.manual_seed(0)
     heads, width = 4, 32
     total = sum(queries or lengths)
@@ -225,7 +226,7 @@ def test_varlen_attention_is_that_of_documents_padded_to_the_longest(lengths, qu
 
     kwargs = {"documents": documents(lengths), "queries": documents(queries) if queries else None}
     results = []
-    for attention in (packing.varlen_attention, packing.padded_attention):
+    for attention in (packing.flash_attention, packing.padded_attention):
         parts = [part.clone().requires_grad_() for part in (q, k, v)]
         out, _ = attention(None, *parts, None, scaling=width**-0.5, sliding_window=window, **kwargs)
         out.float().square().sum().backward()
@@ -234,12 +235,32 @@ def test_varlen_attention_is_that_of_documents_padded_to_the_longest(lengths, qu
         assert runs.distance(ours.float(), expected.float()) < 1e-2  # bf16 has 8 bits
 
 
+def test_flash_attention_with_dropout_repeats_with_its_seed_and_keeps_the_mean():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 8, 400, 64, device="cuda", dtype=torch.bfloat16)
+    v = torch.ones_like(q).requires_grad_()  # so each output is the sum of the weights that are kept, times 1 / 0.9
+    documents = Documents(torch.tensor([0, 150, 400], dtype=torch.int32, device="cuda"), 250)
+
+    def attend(seed):
+        torch.manual_seed(seed)
+        return packing.flash_attention(None, q, k, v, None, documents=documents, dropout=0.1)[0].float()
+
+    out = attend(1)
+    assert torch.equal(out, attend(1))
+    assert not torch.equal(out, attend(2))
+    assert 0.01 < out.std().item() < 0.5
+    assert out.mean().item() == pytest.approx(1, abs=0.01)
+    out.sum().backward()
+    # Each weight that is kept counts 1 / 0.9 times in the gradient of its value.
+    assert v.grad.float().mean().item() == pytest.approx(out.mean().item(), abs=0.01)
+
+
 @pytest.mark.parametrize("kind", ["modernbert", "bert"])
 def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
     flags = [*BF16, "--model_type", kind]
     padded = train("padded", *flags, "--no_packing")
     packed = train("packed", *flags, watch="error")
-    assert "packed without padding, attention by torch.nn.attention.varlen" in capsys.readouterr().out
+    assert "packed without padding, attention by FlashAttention" in capsys.readouterr().out
     assert losses(packed) == pytest.approx(losses(padded), rel=0.05)
 
 

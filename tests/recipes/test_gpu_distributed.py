@@ -72,7 +72,7 @@ def shared_gpu(request, texts, tmp_path_factory):
     recipe, folder = request.param, tmp_path_factory.mktemp("shared_gpu")
     data = [*runs.TINY_IMAGES, "--global_batch_size", 36] if recipe == "image_classification" else [*texts, *runs.TINY]
     plain = [*data, "--checkpointing_steps", 4, "--eval_steps", 4, "--mixed_precision", "no"]
-    # With bf16, packed documents use varlen attention.
+    # With bf16, packed documents use FlashAttention.
     other = BF16 if recipe == "mlm" else ["--gradient_compression", "bf16"]
     jobs = {"plain": plain, "in bf16": [*plain, *other]}
     file = f"recipes/{recipe}.py"

@@ -106,6 +106,12 @@ MAIN = {
     ),
     "fine_tuning": fine_tuning("BERT-base, texts of 35 tokens, 256 per step, one text per row, not compiled", FINE),
     "fine_tuning_packed": fine_tuning("`fine_tuning` without padding", FINE | PACKED),
+    **{
+        f"fine_tuning_{budget}": fine_tuning(
+            f"`fine_tuning_packed`, {budget:,} tokens at once", FINE | PACKED | {"max_tokens_per_micro_batch": budget}
+        )
+        for budget in (1024, 4096)
+    },
     "bert_base_real": text(
         "BERT-base on docstrings of 222 tokens on average, compiled", "real", BASE | DOCSTRINGS, 620e3, 750e3
     ),
@@ -142,8 +148,6 @@ MAIN = {
 BF16_ACTIVATIONS: dict[str, Any] = {"activation_dtype": "bf16", "mixed_precision": "no"}
 VARIANTS = {
     "bert_base_profiled": variant("bert_base", "nothing changed"),
-    "fine_tuning_1024": variant("fine_tuning_packed", "1,024 tokens at once", max_tokens_per_micro_batch=1024),
-    "fine_tuning_4096": variant("fine_tuning_packed", "4,096 tokens at once", max_tokens_per_micro_batch=4096),
     "bert_base_bf16_activations": variant("bert_base", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "modernbert_base_bf16_activations": variant("modernbert_base", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "modernbert_base_chunked_loss": variant("modernbert_base", "--chunked_loss", chunked_loss=True),
@@ -226,6 +230,7 @@ BENCHMARKS = MAIN | VARIANTS | IMAGE_VARIANTS | PEERS | PREDICTIONS | SAVES
 PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
 PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))
 PAIRS += (("fine_tuning_compiled", "fine_tuning_trainer"), ("modernbert_base", "trainer_modernbert_base"))
+PAIRS += tuple((f"fine_tuning_{budget}", "fine_tuning_packed") for budget in (1024, 4096))
 PAIRS += (("fine_tuning_packed", "fine_tuning"), ("fine_tuning_packed_compiled", "fine_tuning_compiled"))
 PAIRS += tuple((name, "fine_tuning_trainer") for name in ("fine_tuning_packed", "fine_tuning_packed_compiled"))
 # Minimum and target of some ratios.

@@ -202,7 +202,7 @@ def flash_attention(
     """
     queries = queries or documents
     out = of_torch.flash_attention(
-        *(part[0].transpose(0, 1) for part in (query, *repeat_kv_heads(query, key, value))),
+        *map(tokens_of, (query, *repeat_kv_heads(query, key, value))),
         ends=(queries.ends, documents.ends),
         longest=(queries.longest, documents.longest),
         dropout=dropout,
@@ -294,7 +294,7 @@ def attend_padded(
     query_slots = slots if queries is None else padded_slots(queries, total)
 
     def pad(part: Tensor, slots: Tensor | None, longest: int) -> Tensor:
-        flat = part[0].transpose(0, 1)  # [T, heads, width]
+        flat = tokens_of(part)
         if slots is not None:
             flat = flat.new_zeros(count * longest, heads, width).index_copy(0, slots, flat)
         return flat.view(count, longest, heads, width).transpose(1, 2)
@@ -332,6 +332,11 @@ def padded_slots(documents: Documents, total: int) -> Tensor | None:
     padding_before = torch.arange(count, device=ends.device) * documents.longest - ends[:-1]
     slots = torch.arange(total, device=ends.device)
     return slots + padding_before.repeat_interleave(ends.diff(), output_size=total)  # does not wait for the device
+
+
+def tokens_of(part: Tensor) -> Tensor:
+    """[1, heads, T, width] as [T, heads, width]; unlike that of `part[0]`, the backward pass copies nothing."""
+    return part.transpose(1, 2).flatten(0, 1)
 
 
 def repeat_kv_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,27 +34,20 @@ setup: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	touch $@
 
-# The number of GPUs determines the config. On GPUs, texts have micro-batches of up to a whole step, because kernels of
-# a small micro-batch take less time than their launch. The run is the same up to rounding. Images keep the size of their
-# micro-batches, because batch norm depends on it.
+# The number of GPUs determines the config.
 demo: RECIPE := recipes/nlp.py
-demo: ON_GPU := --max_tokens_per_micro_batch 4096
 demo-images: RECIPE := recipes/image_classification.py
 demo-mlm: RECIPE := recipes/mlm.py --optim muon --learning_rate 8e-3 --global_batch_size 16 --max_train_steps 500
-demo-mlm: ON_GPU := --max_tokens_per_micro_batch 8192
 demo-tags: RECIPE := recipes/token_classification.py
-demo-tags: ON_GPU := --max_tokens_per_micro_batch 4096
 demo-embeddings: RECIPE := recipes/embeddings.py
 demo-embeddings: PREPARE := $(BIN)/python benchmarks/demo_embeddings.py
-demo-embeddings: ON_GPU := --max_tokens_per_micro_batch 16384
 demo demo-images demo-mlm demo-tags demo-embeddings: setup
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
 	case "$$gpus" in 0) fitting=cpu;; 1) fitting=single_gpu;; *) fitting="multi_gpu";; esac; \
 	config="$(CONFIG)"; [ -n "$$config" ] || config=accelerate_configs/$$fitting.yaml; \
 	processes="" expect=""; [ "$$fitting" = multi_gpu ] && [ -z "$(CONFIG)" ] && processes="--num_processes $$gpus" expect="--expect_processes $$gpus"; \
-	larger="$(ON_GPU)"; [ "$$fitting" != cpu ] || larger=""; \
 	out=out/$@-$$(date +%Y%m%d-%H%M%S); prepared=$$($(or $(PREPARE),true) $$out-untrained) || exit 1; set -x; \
-	$(BIN)/accelerate launch --config_file $$config $$processes $(RECIPE) $$prepared $$larger $$expect --output_dir $$out
+	$(BIN)/accelerate launch --config_file $$config $$processes $(RECIPE) $$prepared $$expect --output_dir $$out
 
 # An environment with PYTHONDONTWRITEBYTECODE would compile all tests in each worker and `shared` in each process.
 test: .venv/installed-dev

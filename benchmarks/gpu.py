@@ -302,8 +302,11 @@ def tables(entries: list[Entry]) -> str:
 
 
 def technique_tables(entries: list[Entry]) -> str:
-    """What single techniques change on a GPU, as Markdown."""
+    """What single techniques change on a GPU, as Markdown; empty for a GPU on which none was measured."""
     measured = [entry for entry in entries if entry["rows"]]
+    techniques = VARIANTS.keys() | IMAGE_VARIANTS.keys()
+    if not any(row["benchmark"] in techniques for entry in measured for row in entry["rows"]):
+        return ""
     parts = [f"### {measured[-1]['machine']['device']}", *variant_table(measured)]
     return "\n\n".join(filter(None, [*parts, pass_table(measured)]))
 
@@ -320,7 +323,7 @@ def main_table(entries: list[Entry], device: str) -> list[str]:
     for name, benchmark in MAIN.items():
         limits = (benchmark.minimum, benchmark.target)
         if not (found := newest(entries, name)):
-            missing.append(f"- `{name}`: {benchmark.about}{remarks(problem(entries, name), limits)}")
+            missing.append(f"`{name}`{remarks(problem(entries, name), limits)}")
             continue
         row, entry = found
         done, product = row["rate"] * row.get("operations", 0), entry.get("ceilings", {}).get("product")
@@ -336,7 +339,7 @@ def main_table(entries: list[Entry], device: str) -> list[str]:
             entry["date"][:10],
         ]
         lines.append(f"| `{name}`: {benchmark.about} | {' | '.join(cells)} |")
-    return rows_below(head, lines) + ["Not measured:\n\n" + "\n".join(missing)] * bool(missing)
+    return rows_below(head, lines) + [f"Not measured: {', '.join(missing)}."] * bool(missing)
 
 
 def ratio_table(entries: list[Entry]) -> list[str]:
@@ -498,7 +501,8 @@ PAGES = {ROOT / "docs/performance.md": tables, ROOT / "docs/faster_runs.md": tec
 def write_tables() -> None:
     """Write the tables of all GPUs into their pages, between the marks."""
     for page, make in PAGES.items():
-        text = "\n\n".join(make(json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json")))
+        made = (make(json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json")))
+        text = "\n\n".join(filter(None, made))
         page.write_text(between_marks(page.read_text(), START, END, text))
         print(text)
 

@@ -56,8 +56,6 @@ class Config(LossOptions):
     """Kind of task. None: determined by the type of the label column."""
     max_length: int = 96
     """Maximum number of tokens of a sentence or pair; further ones are cut off."""
-    max_tokens_per_micro_batch: int | None = 1024
-    """Maximum number of tokens in a micro-batch, with its padding. It determines the memory that a step needs."""
     packing: bool = True
     """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
     pooling: Literal["auto", "cls", "mean"] = "auto"
@@ -70,6 +68,7 @@ class Config(LossOptions):
     """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for adapters (--lora_rank)."""
 
     LEARNING_RATES: ClassVar = (1e-3, 5e-5)
+    MAX_TOKENS: ClassVar = (1024, 16_384)
 
 
 def main(config: Config) -> dict[str, float]:

@@ -81,9 +81,7 @@ class Staging:
             self._stream.wait_event(begun)
             with torch.cuda.stream(self._stream):
                 copy_all(places, tensors)
-            done = torch.cuda.Event(blocking=True)  # waiting for it leaves the core to the training
-            done.record(self._stream)
-            done.synchronize()
+            self._stream.record_event(torch.cuda.Event(blocking=True)).synchronize()  # leaves the core to the training
         else:
             copy_all(places, tensors)
         if of_torch.write_counts(tensors) != counts:

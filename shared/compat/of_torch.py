@@ -13,8 +13,6 @@ from torch import distributed as dist
 
 from shared.compat import missing
 
-_foreach_norm = getattr(torch, "_foreach_norm", None)
-_foreach_mul_ = getattr(torch, "_foreach_mul_", None)
 _foreach_copy_ = getattr(torch, "_foreach_copy_", None)
 COUNTS_WRITES = hasattr(Tensor, "_version")
 """Whether `write_counts` works. If not, code that may change a tensor must not run while it is copied."""
@@ -34,56 +32,23 @@ def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 HAS_FLASH_ATTENTION = hasattr(torch.ops.aten, "_flash_attention_forward")
 
 
-def flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ends: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
-    *,
-    dropout: float,
-    scale: float | None,
-    window: int | None,
-) -> Tensor:
-    """`torch.ops.aten._flash_attention_forward`: attention within documents, if `HAS_FLASH_ATTENTION`.
+def flash_attention(*of_documents: Any, dropout: float, scale: float | None, window: int | None) -> Tensor:
+    """`torch.ops.aten._flash_attention_forward`: attention within documents on a GPU, if `HAS_FLASH_ATTENTION`.
 
-    `torch.nn.attention.varlen` calls the same kernel, but has no dropout, and a layer of Python around it.
-
-    Args:
-        query: [T, heads, width] of all documents end to end, in half precision on a GPU; key and value alike.
-        ends: int32 [documents + 1]: the boundaries of the documents in the query, and in key and value.
-        longest: the most tokens of a document in the query, and in key and value.
-        window: how many tokens before and after itself a token attends to; None: to all of its document.
-
-    Returns:
-        [T, heads, width]
+    `torch.nn.attention.varlen.varlen_attn` has the same arguments, `of_documents`, but no dropout, and more Python. A
+    token attends to `window` tokens on each side; None: to its document.
     """
-    found = torch.ops.aten._flash_attention_forward(
-        *(query, key, value, *ends, *longest, dropout, False, False),
-        scale=scale,
-        window_size_left=window,
-        window_size_right=window,
-    )
-    return found[0]
+    options = {"scale": scale, "window_size_left": window, "window_size_right": window}
+    return torch.ops.aten._flash_attention_forward(*of_documents, dropout, False, False, **options)[0]
 
 
-def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
-    """`torch._foreach_norm`: the 2-norm of each tensor, as scalars. If missing, one call per tensor.
-
-    Both give the same bits on a CPU. On a GPU the order of the sum differs, so they agree up to rounding.
-    """
-    if _foreach_norm is not None:
-        return _foreach_norm(tensors)
-    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
-
-
-def multiply(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
-    """`torch._foreach_mul_`: multiply each tensor in place. If missing, one call per tensor gives the same bits."""
-    if _foreach_mul_ is not None:
-        _foreach_mul_(tensors, factor)
-        return
-    for tensor in tensors:
-        tensor.mul_(factor)
+# For many tensors in one call. If a name is missing, one call per tensor gives the same bits, norms only on a CPU.
+norms: Callable[[Sequence[Tensor]], list[Tensor] | tuple[Tensor, ...]]
+norms = getattr(torch, "_foreach_norm", lambda tensors: [*map(torch.linalg.vector_norm, tensors)])
+"""`torch._foreach_norm`: the 2-norm of each tensor, as scalars."""
+multiply: Callable[[Sequence[Tensor], float | Tensor], object]
+multiply = getattr(torch, "_foreach_mul_", lambda tensors, factor: [tensor.mul_(factor) for tensor in tensors])
+"""`torch._foreach_mul_`: multiply each tensor in place."""
 
 
 def copy(places: Sequence[Tensor], tensors: Sequence[Tensor], non_blocking: bool = False) -> None:
@@ -103,16 +68,12 @@ def write_counts(tensors: Sequence[Tensor]) -> list[int]:
 def default_store() -> dist.Store:
     """`ProcessGroup.get_group_store`, which is undocumented: the store of the default process group.
 
-    If missing, `distributed_c10d._get_default_store` returns the same store.
-
     Raises:
-        UserError: this torch has neither.
+        UserError: this torch does not have it.
     """
     if hasattr(dist.ProcessGroup, "get_group_store"):
         assert dist.group.WORLD is not None
         return dist.group.WORLD.get_group_store()
-    if hasattr(dist.distributed_c10d, "_get_default_store"):
-        return dist.distributed_c10d._get_default_store()
     raise missing("torch", "ProcessGroup.get_group_store", "a run of several processes")
 
 

@@ -150,6 +150,9 @@ class Options:
     )
     """Pairs of fields in which the first has no effect without the second."""
 
+    MAX_TOKENS: ClassVar[tuple[int, int] | None] = None
+    """--max_tokens_per_micro_batch None on a CPU and on a GPU; None: these settings have no such budget."""
+
     SAVES_MEMORY: ClassVar[str | None] = None
     """A flag of these settings that lowers memory and does not affect the result."""
 

@@ -203,8 +203,7 @@ def flash_attention(
     queries = queries or documents
     out = of_torch.flash_attention(
         *map(tokens_of, (query, *repeat_kv_heads(query, key, value))),
-        ends=(queries.ends, documents.ends),
-        longest=(queries.longest, documents.longest),
+        *(queries.ends, documents.ends, queries.longest, documents.longest),
         dropout=dropout,
         scale=scaling,
         window=None if sliding_window is None else sliding_window - 1,

@@ -177,9 +177,7 @@ def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
             sizes.image_size = config.image_size
     else:
         if len(config.depths) != len(config.hidden_sizes):
-            raise UserError(
-                "--depths and --hidden_sizes have different numbers of stages: give the same number of both"
-            )
+            raise UserError("--depths and --hidden_sizes have different numbers of stages: give one number per stage")
         sizes = ResNetConfig(
             embedding_size=config.embedding_size,
             hidden_sizes=list(config.hidden_sizes),
@@ -188,21 +186,15 @@ def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
             **head,
         )
     model = AutoModelForImageClassification.from_config(sizes)
-    if config.zero_init_last_norm:
-        zero_last_norms(model)
+    if config.zero_init_last_norm:  # each block starts as the identity (Goyal et al., section 5.1)
+        for block in residual_blocks(model):
+            nn.init.zeros_(list(block.layer)[-1].normalization.weight)
     return model
-
-
-def zero_last_norms(model: nn.Module) -> None:
-    """Set the last norm of each residual block to 0, so that it starts as the identity (Goyal et al., section 5.1)."""
-    for block in residual_blocks(model):
-        nn.init.zeros_(list(block.layer)[-1].normalization.weight)
 
 
 def residual_blocks(model: nn.Module) -> list[Any]:
     """The residual blocks of a ResNet of transformers, first to last. Their `layer` is beside the shortcut."""
-    names = ("ResNetBasicLayer", "ResNetBottleNeckLayer")
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return [each for each in model.modules() if type(each).__name__ in ("ResNetBasicLayer", "ResNetBottleNeckLayer")]
 
 
 def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geometry | None = None) -> nn.Module:

@@ -6,8 +6,7 @@
 3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
 4. Does the model fit? `resuming.load` reads the checkpoint into it, once it is wrapped for the processes.
 
-A run without a checkpoint answers only those that its folder can answer. A finished run (`finished`) returns its
-results.
+A run without a checkpoint answers only those that its folder can answer. `finished` returns a finished run's results.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ from shared.run.export import CARD
 
 Config = TypeVar("Config", bound=options.Options)
 MOST_COUNTS, MOST_SHOWN = 1000, 4  # counts per flag that are kept; differences in a message
-MODEL = "model_name_or_path"
+MODEL, TOKENS = "model_name_or_path", "max_tokens_per_micro_batch"
 
 
 def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tuple[Config, Progress, Path | None]:
@@ -130,10 +129,9 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
 def refuse_another_run(
     stored: Mapping[str, Any], config: options.Options, where: Path, may_differ: Container[str] = ()
 ) -> None:
-    """Refuse to resume a run if settings that affect the result differ, except those in `may_differ`.
+    """Refuse to resume the run in a folder, or from a checkpoint, `where`, with other settings that affect the result.
 
-    Args:
-        where: the folder of the run, or the checkpoint to resume from.
+    Those in `may_differ` may be others.
 
     Raises:
         UserError: shows the differences, how to resume, and how to begin a new run.
@@ -160,10 +158,8 @@ def flag_of(config: options.Options) -> str:
 
 def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """The result of `options.differences` as words in parentheses; "" for no difference."""
-    words = ", ".join(
-        f"--{name} was {options.shown(old)}, is {options.shown(new)}" for name, (old, new) in changed.items()
-    )
-    return f" ({words})" if words else ""
+    words = [f"--{name} was {options.shown(old)}, is {options.shown(new)}" for name, (old, new) in changed.items()]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def moved(
@@ -274,9 +270,9 @@ def finished(
 ) -> dict[str, float] | None:
     """The last evaluation if the folder holds this run, finished (it also prints this); else None.
 
-    A run is finished if its model is exported and the config does not prolong it. Call it on every process; the main
-    process reads the folder for all. `load_data` returns the training data, the validation data, then anything else.
-    Both data sets are compared with those of the run; if their files no longer exist, the printed line says so.
+    A run is finished if its model is exported and the config does not prolong it. Call it on every process. `load_data`
+    returns the training data, the validation data, then anything else. Both are compared with those of the run; if
+    their files no longer exist, the printed line says so.
 
     Raises:
         UserError: the data differ from those of the run, or can no longer be read.
@@ -342,16 +338,19 @@ def check_writable(output_dir: Path) -> None:
 
 
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
-    """Fill in settings that depend on the launch: precision, learning rate, and the global batch size G.
+    """Fill in settings that depend on the launch: precision, learning rate, budget of tokens, global batch size G.
 
-    --gradient_accumulation_steps determines G once, at the first launch. A resumed run keeps G for any number of
-    processes, and prints a line if the equation now gives another value.
+    The budget, and a G that --gradient_accumulation_steps determines, are those of the first launch, on any device and
+    number of processes. A line is printed if the equation now gives another G.
 
     Raises:
         UserError: --global_batch_size and --gradient_accumulation_steps contradict each other; shows the equation.
     """
     rate = options.base_learning_rate(config)
-    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
+    settled: dict[str, Any] = {"mixed_precision": accelerator.mixed_precision, "learning_rate": rate}
+    if config.MAX_TOKENS and config.max_tokens is None:
+        settled[TOKENS] = stored[TOKENS] if stored else config.MAX_TOKENS[accelerator.device.type != "cpu"]
+    config = dataclasses.replace(config, **settled)
     steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
     if steps is None or rows is None:
         return config

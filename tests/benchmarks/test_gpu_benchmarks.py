@@ -98,7 +98,7 @@ def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reac
         f"| `resnet50`: ResNet-50, compiled | 6,000 images | 5,500 ✓ | 7,000 ✗ | {6000 * 24.5e9 / 989.4e12:.1%} |"
         in found
     )
-    assert "64 x 512 tokens, compiled (no memory, minimum 620,000, target 750,000)\n" in found
+    assert "`bert_base` (no memory, minimum 620,000, target 750,000), " in found
     ratio = rows["fine_tuning"]["rate"] / rows["fine_tuning_trainer"]["rate"]
     line = next(line for line in found.splitlines() if line.startswith("| `fine_tuning` |") and "trainer" in line)
     assert f"| {ratio:.2f} | 2 " in line
@@ -217,6 +217,6 @@ def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_
     printed = capsys.readouterr().out
     assert "a line before" in printed
     assert "ZeroDivisionError: division by zero" in printed
-    assert "tokens, compiled (ZeroDivisionError: division by zero, minimum" in gpu.tables([entry])
+    assert "`bert_base` (ZeroDivisionError: division by zero, minimum" in gpu.tables([entry])
     gpu.run_part("text", [], 60, file)
     assert len(json.loads(file.read_text())) == 1, "an entry without a row is not written"

@@ -76,7 +76,7 @@ def test_without_counts_of_writes_a_save_copies_everything_immediately(tensors, 
         staging.close()
 
 
-def test_the_store_of_the_process_group_is_found_in_two_ways(monkeypatch):
+def test_the_store_of_the_process_group_is_found(monkeypatch):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         store = of_torch.default_store()
@@ -85,8 +85,6 @@ def test_the_store_of_the_process_group_is_found_in_two_ways(monkeypatch):
         )
         assert of_torch.default_store() is store, f"{TORCH}: each call of get_group_store makes a new store"
         monkeypatch.delattr(dist.ProcessGroup, "get_group_store")
-        assert of_torch.default_store() is store, f"{TORCH}: _get_default_store gives another store than the group"
-        monkeypatch.delattr(dist.distributed_c10d, "_get_default_store")
         with pytest.raises(UserError, match=r"torch .* has no ProcessGroup.get_group_store.*requirements.txt"):
             of_torch.default_store()
     finally:

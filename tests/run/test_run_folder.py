@@ -88,6 +88,20 @@ def test_the_default_learning_rate_is_resolved(capsys):
             resume.refuse_another_run(stored, config, Path("out"))
 
 
+@pytest.mark.parametrize(("recipe", "usual"), [("nlp", 1024), ("mlm", 2048)])
+def test_the_budget_of_tokens_is_that_of_the_device_on_which_the_run_began(recipe, usual):
+    flags = runs.load_recipe(recipe).Config()
+    cpu, gpu = accelerator(), accelerator(device="cuda")
+    for first, later, tokens in ((cpu, gpu, usual), (gpu, cpu, 16_384)):
+        config = resume.resolve(flags, first, None)
+        assert config.max_tokens == tokens
+        assert resume.resolve(flags, later, options.plain(config)) == config
+    assert resume.resolve(dataclasses.replace(flags, max_tokens_per_micro_batch=500), gpu, None).max_tokens == 500
+    old = options.plain(config) | {"max_tokens_per_micro_batch": None}  # an older version's run without a limit
+    assert resume.resolve(flags, gpu, old).max_tokens is None
+    assert resume.resolve(Options(), gpu, None).max_tokens is None
+
+
 # The finished run
 
 

@@ -56,7 +56,6 @@ RESULTS = ROOT / "benchmarks/results/gpu"
 START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end of the GPU tables -->"
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
 GPU_TESTS = {"distributed": "tests/recipes/test_gpu_distributed.py", "tests": "tests/recipes/test_gpu.py"}
-TEST_PROCESSES = 8  # they share the GPU
 LAST_LINES = 8  # of the log of a benchmark that failed
 Row = dict[str, Any]
 Entry = dict[str, Any]
@@ -199,7 +198,7 @@ def run_tests(part: str, folder: Path, seconds: float) -> Row:
     """Run the tests that need a GPU; how many passed, and which failed."""
     log, report = folder / "tests.log", folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", GPU_TESTS[part], f"--junitxml={report}"]
-    command += ["-n", str(min(TEST_PROCESSES, len(os.sched_getaffinity(0))))]
+    command += ["-n", str(min(8, len(os.sched_getaffinity(0))))]  # processes, which share the GPU
     started = time.perf_counter()
     code = run_limited(command, log, seconds)
     row: Row = {"benchmark": part, "seconds": time.perf_counter() - started}
@@ -304,8 +303,7 @@ def tables(entries: list[Entry]) -> str:
 def technique_tables(entries: list[Entry]) -> str:
     """What single techniques change on a GPU, as Markdown; empty for a GPU on which none was measured."""
     measured = [entry for entry in entries if entry["rows"]]
-    techniques = VARIANTS.keys() | IMAGE_VARIANTS.keys()
-    if not any(row["benchmark"] in techniques for entry in measured for row in entry["rows"]):
+    if not any(row["benchmark"] in VARIANTS | IMAGE_VARIANTS for entry in measured for row in entry["rows"]):
         return ""
     parts = [f"### {measured[-1]['machine']['device']}", *variant_table(measured)]
     return "\n\n".join(filter(None, [*parts, pass_table(measured)]))
@@ -500,9 +498,9 @@ PAGES = {ROOT / "docs/performance.md": tables, ROOT / "docs/faster_runs.md": tec
 
 def write_tables() -> None:
     """Write the tables of all GPUs into their pages, between the marks."""
+    gpus = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
     for page, make in PAGES.items():
-        made = (make(json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json")))
-        text = "\n\n".join(filter(None, made))
+        text = "\n\n".join(filter(None, map(make, gpus)))
         page.write_text(between_marks(page.read_text(), START, END, text))
         print(text)
 

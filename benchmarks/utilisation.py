@@ -54,14 +54,12 @@ def main() -> None:
         words = launching.flag_words(flags)
         launching.launch(1, folder / f"{output.name}.log", launching.ROOT / "recipes/nlp.py", *words)
         timed = launching.logged_steps(output, WARMUP)
-        figures = ("mfu", "tokens_per_second", "padding")
-        return {key: statistics.median(line[key] for line in timed) for key in figures}
+        return {key: statistics.median(line[key] for line in timed) for key in ("mfu", "tokens_per_second", "padding")}
 
     names = [f"{size} {precision}" for size in arguments.sizes for precision in arguments.precisions]
     rows = rounds.take_turns(names, arguments.rounds, run)
-    found = {
-        f"mfu, {name}": rounds.summary([row["mfu"] for row in rows if row["contestant"] == name]) for name in names
-    }
+    of = {name: [row["mfu"] for row in rows if row["contestant"] == name] for name in names}
+    found = {f"mfu, {name}": rounds.summary(values) for name, values in of.items()}
     rounds.save(arguments, "utilisation", 1, rows, found)
 
 

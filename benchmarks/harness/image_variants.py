@@ -119,7 +119,6 @@ CHANGES = {
     "compiled_augmentation": with_compiled_augmentation,
     "whole_model": with_whole_model_compiled,
     "fixed_sizes": with_compiler(dynamic=False),  # for each size apart
-    "max_autotune": with_compiler(mode="max-autotune-no-cudagraphs"),  # times several kernels for each product
     "cudnn_attention": with_cudnn_attention,
     "plain_optimizer": with_plain_optimizer,
 }

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM
 
@@ -277,6 +280,29 @@ def test_flash_attention_gets_the_ends_of_documents_the_dropout_and_the_window(m
         out, _ = packing.flash_attention(None, value, value, value, None, **given, sliding_window=window)
         assert torch.equal(out, value.transpose(1, 2))
     assert calls == [((4, 2, 3), [0, 3, 4], 3, 0.1, 0.5, None, None), ((4, 2, 3), [0, 3, 4], 3, 0.1, 0.5, 8, 8)]
+
+
+def test_flash_attention_compiles_to_one_kernel_for_each_pass():
+    """Fake tensors have shapes only, so this needs no GPU."""
+    kernels = []
+
+    def compiler(graph, _):
+        found = [node.target for node in graph.graph.nodes if "flash_attention" in str(node.target)]
+        kernels.append([str(target).split(".")[1] for target in found])
+        return make_boxed_func(graph)
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        parts = [torch.zeros(1, 4, 20, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        ends = torch.tensor([0, 12, 20], dtype=torch.int32)
+
+        def attend(query, key, value, ends, longest):
+            given = {"documents": Documents(ends, longest), "dropout": 0.1}
+            return packing.flash_attention(None, query, key, value, None, **given)[0].float().sum()
+
+        partition = min_cut_rematerialization_partition  # that of torch.compile
+        aot_function(attend, compiler, compiler, partition, dynamic=True)(*parts, ends, 12).backward()
+        assert [part.grad.shape for part in parts] == [part.shape for part in parts]
+    assert kernels == [["_flash_attention_forward"], ["_flash_attention_backward"]]
 
 
 @pytest.mark.parametrize(

@@ -169,10 +169,8 @@ def shard(accelerator: Any, model: nn.Module) -> None:
     barrier.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     settings = of_fsdp.fsdp_settings(accelerator)
-    for (
-        parameter
-    ) in model.parameters():  # FSDP2 refuses channels-last; the convolutions follow the format of the images
-        parameter.data = parameter.data.contiguous()
+    for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images
+        each.data = each.data.contiguous()
     for layer in units(model):
         fully_shard(
             layer, mesh=mesh, reshard_after_forward=settings.reshard_after_forward, offload_policy=settings.cpu_offload

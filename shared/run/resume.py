@@ -129,9 +129,9 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
 def refuse_another_run(
     stored: Mapping[str, Any], config: options.Options, where: Path, may_differ: Container[str] = ()
 ) -> None:
-    """Refuse to resume the run in a folder, or from a checkpoint, `where`, with other settings that affect the result.
+    """Refuse to resume from `where`, a folder or a checkpoint, with other settings that affect the result.
 
-    Those in `may_differ` may be others.
+    Settings in `may_differ` may differ.
 
     Raises:
         UserError: shows the differences, how to resume, and how to begin a new run.

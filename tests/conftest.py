@@ -104,6 +104,14 @@ def one_cpu_process_without_a_picture(monkeypatch):
 
 
 @pytest.fixture
+def own_cache(monkeypatch, tmp_path_factory):
+    """An empty cache folder, which no other test uses."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
 def launched_by_nobody(monkeypatch):
     """The environment of a process that no launcher started."""
     for name in [*os.environ, *LAUNCHER]:

@@ -8,7 +8,8 @@ import pytest
 import runs
 from hypothesis import given
 from hypothesis import strategies as st
-from label_tables import class_labels, refused, table_of
+from label_tables import class_labels, table_of
+from runs import refusal
 
 from shared.datasets import label_cells
 from shared.datasets.labels import Labels, load_labeled
@@ -92,7 +93,7 @@ def test_the_names_that_the_package_datasets_writes_are_found():
 
 def test_minus_one_among_class_labels_is_a_missing_label():
     table = class_labels(table_of([0, 1, -1, -1]), ["no", "yes"])
-    assert refused(Labels.from_table, table, "label").startswith("row 3 of --train_file a.csv has no label in label")
+    assert refusal(Labels.from_table, table, "label").startswith("row 3 of --train_file a.csv has no label in label")
 
 
 # --problem_type
@@ -111,7 +112,7 @@ def test_whole_floats_can_be_classes_and_match_integers():
 
 
 def test_fractions_cannot_be_classes():
-    message = refused(Labels.from_table, table_of([1.0, 0.37]), "label", "single_label_classification")
+    message = refusal(Labels.from_table, table_of([1.0, 0.37]), "label", "single_label_classification")
     assert message.startswith("row 2 of --train_file a.csv has 0.37 in label, which is not a class")
 
 
@@ -126,7 +127,7 @@ def test_fractions_cannot_be_classes():
     ],
 )
 def test_a_problem_type_that_does_not_fit_the_column_is_refused(values, problem_type, needs):
-    message = refused(Labels.from_table, table_of(values), "label", problem_type)
+    message = refusal(Labels.from_table, table_of(values), "label", problem_type)
     assert message.startswith("--label_column_name label: --train_file a.csv contains ")
     assert needs in message
 
@@ -135,7 +136,7 @@ def test_a_problem_type_that_does_not_fit_the_column_is_refused(values, problem_
 @pytest.mark.parametrize("in_list", [False, True])
 def test_a_column_of_another_type_is_refused(type_, in_list):
     table = table_of([None, None], pa.list_(type_) if in_list else type_)
-    assert "labels are strings, numbers" in refused(Labels.from_table, table, "label")
+    assert "labels are strings, numbers" in refusal(Labels.from_table, table, "label")
 
 
 # Invalid labels
@@ -158,36 +159,36 @@ def test_a_column_of_another_type_is_refused(type_, in_list):
 )
 def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):
     message = f"row 3 of --train_file a.csv has no label in label: {FILL_IN}"
-    assert refused(Labels.from_table, table_of(values), "label") == message
+    assert refusal(Labels.from_table, table_of(values), "label") == message
     labels = Labels.from_table(table_of(values[:2]), "label")
-    assert refused(labels.encode, table_of(values)) == message
+    assert refusal(labels.encode, table_of(values)) == message
 
 
 def test_a_column_without_any_label_is_refused():
-    assert refused(Labels.from_table, table_of([None, None]), "label").startswith("row 1 of --train_file a.csv")
+    assert refusal(Labels.from_table, table_of([None, None]), "label").startswith("row 1 of --train_file a.csv")
 
 
 def test_after_a_split_an_error_names_the_row_of_the_file():
     parts = split_off(table_of(["a", "b"] * 10 + [None]), 50, 0)
     (part,) = (part for part in parts if None in part["label"].to_pylist())
     labels = Labels.from_table(table_of(["a", "b"]), "label")
-    assert refused(labels.encode, part).startswith("row 21 of --train_file a.csv")
+    assert refusal(labels.encode, part).startswith("row 21 of --train_file a.csv")
 
 
 @pytest.mark.parametrize("values", [["a", "a"], [3, 3], [True], [["a"], ["a"]], [[], []]])
 def test_fewer_than_two_classes_are_refused(values):
     table = table_of(values, pa.list_(pa.string()) if values == [[], []] else None)
-    assert "has fewer than two classes" in refused(Labels.from_table, table, "label")
+    assert "has fewer than two classes" in refusal(Labels.from_table, table, "label")
 
 
 def test_labels_that_training_does_not_have_are_listed_up_to_five():
     labels = Labels.from_table(table_of(["a", "b"]), "label")
     validation = table_of(["a", "z", "b", "y", "z", "x", "w", "v", "u"], source="--validation_file v.csv")
-    message = refused(labels.encode, validation)
+    message = refusal(labels.encode, validation)
     assert message.startswith("row 2 of --validation_file v.csv has a label in label that training does not have")
     assert "(unknown: z, y, x, w, v and 1 more; known: a, b)" in message
     labels = Labels.from_table(table_of([["a"], ["b"]]), "label")
-    assert refused(labels.encode, table_of([["a", "b"], [], ["b", "c"]])).startswith("row 3 of")
+    assert refusal(labels.encode, table_of([["a", "b"], [], ["b", "c"]])).startswith("row 3 of")
 
 
 def test_a_validation_column_of_another_type_is_compared_by_its_values():
@@ -195,12 +196,12 @@ def test_a_validation_column_of_another_type_is_compared_by_its_values():
     assert labels.encode(table_of([2, 1])).tolist() == [1, 0]
     labels = Labels.from_table(table_of([1, 2]), "label")
     assert labels.encode(table_of(["2", "1"])).tolist() == [1, 0]
-    assert "(unknown: none; known: 1, 2)" in refused(labels.encode, table_of(["2", "none"]))
+    assert "(unknown: none; known: 1, 2)" in refusal(labels.encode, table_of(["2", "none"]))
 
 
 def test_a_validation_column_of_another_kind_is_refused():
     labels = Labels.from_table(table_of([0.5, 1.0]), "label")
-    assert "regression needs numbers" in refused(labels.encode, table_of(["a", "b"]))
+    assert "regression needs numbers" in refusal(labels.encode, table_of(["a", "b"]))
 
 
 # Vectors of 0 and 1, several columns, texts with delimiters
@@ -218,7 +219,7 @@ def test_vectors_of_zeros_and_ones_are_several_labels(type_):
     assert labels.encode(table).tolist() == rows
     assert labels.ordered(("2", "0", "1")).encode(table).tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
     for row in ([0, 1], [0, 1, 2], []):
-        message = refused(labels.encode, table_of([[0, 1, 1], row], pa.list_(pa.int64()), source="v"))
+        message = refusal(labels.encode, table_of([[0, 1, 1], row], pa.list_(pa.int64()), source="v"))
         assert message.startswith(f"row 2 of v has {row} in label, where the training data has 0 or 1 for each of 3")
 
 
@@ -236,13 +237,13 @@ def test_lists_of_ids_are_not_vectors():
         assert not Labels.from_table(table_of(rows), "label").vectors
     table = table_of([[0, 0, 1], [1, 0]])
     assert re.match(
-        "--label_column_name label|row 1 of .* has the label 0 twice", refused(Labels.from_table, table, "label")
+        "--label_column_name label|row 1 of .* has the label 0 twice", refusal(Labels.from_table, table, "label")
     )
 
 
 @pytest.mark.parametrize("rows", [[["a", "b"]] * 2, [[0, 1]] * 2])
 def test_rows_that_all_have_the_same_labels_are_refused(rows):
-    assert "every row of --train_file a.csv has the same labels" in refused(Labels.from_table, table_of(rows), "label")
+    assert "every row of --train_file a.csv has the same labels" in refusal(Labels.from_table, table_of(rows), "label")
 
 
 @pytest.mark.parametrize("convert", [int, float, bool, str, lambda value: str(bool(value))])
@@ -264,8 +265,8 @@ def test_columns_that_are_not_labels_are_refused():
         (["a", "d"], "--label_column_name d: t contains list<"),
         (["a", "a"], "--label_column_name a a: use different columns"),
     ):
-        assert refused(Labels.from_table, table, columns).startswith(expected)
-    assert "gives a row several labels, but --problem_type regression allows one" in refused(
+        assert refusal(Labels.from_table, table, columns).startswith(expected)
+    assert "gives a row several labels, but --problem_type regression allows one" in refusal(
         Labels.from_table, table, ["a", "b"], "regression"
     )
 
@@ -295,14 +296,14 @@ def test_a_text_with_delimiters_is_several_labels():
     ],
 )
 def test_a_label_delimiter_that_does_not_fit_is_refused(values, settings, expected):
-    assert refused(Labels.from_table, table_of(values), *settings).startswith(expected)
+    assert refusal(Labels.from_table, table_of(values), *settings).startswith(expected)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), 1e300])
 def test_a_number_that_is_not_finite_in_float32_is_refused(bad):
     table = table_of([0.5, bad])
-    assert refused(Labels.from_table, table, "label").startswith("row 2 of --train_file a.csv has ")
-    assert "not finite" in refused(Labels("regression", "label").encode, table)
+    assert refusal(Labels.from_table, table, "label").startswith("row 2 of --train_file a.csv has ")
+    assert "not finite" in refusal(Labels("regression", "label").encode, table)
 
 
 def ratings(*others):
@@ -314,7 +315,7 @@ def ratings(*others):
 )
 def test_a_number_beside_which_float32_cannot_distinguish_the_others_is_refused_with_its_row(numbers):
     row = next(i for i, number in enumerate(numbers) if abs(number - numbers[0]) > 1e5)
-    message = refused(label_cells.refuse_outliers, table_of(numbers), "label", np.array(numbers))
+    message = refusal(label_cells.refuse_outliers, table_of(numbers), "label", np.array(numbers))
     assert message.startswith(f"row {row + 1} of --train_file a.csv has {numbers[row]:g} in label, where most rows")
 
 
@@ -330,11 +331,11 @@ def test_the_training_data_are_searched_for_such_a_number(tmp_path):
     rows = [f"text {number},{rating + 0.5}" for number, rating in enumerate(ratings())]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows, "odd,1e30"]))
     config = runs.load_recipe("nlp").Config(train_file=f"{tmp_path}/a.csv", validation_file=f"{tmp_path}/a.csv")
-    assert refused(load_labeled, config).startswith(f"row 301 of --train_file {tmp_path}/a.csv has 1e+30 in label")
+    assert refusal(load_labeled, config).startswith(f"row 301 of --train_file {tmp_path}/a.csv has 1e+30 in label")
 
 
 def test_a_column_with_too_many_values_for_classes_is_refused():
-    assert "too many for classes" in refused(Labels.from_table, table_of(list(range(150))), "label")
+    assert "too many for classes" in refusal(Labels.from_table, table_of(list(range(150))), "label")
     assert Labels.from_table(table_of([i % 150 for i in range(300)]), "label").num_labels == 150
 
 

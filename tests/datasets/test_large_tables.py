@@ -16,12 +16,9 @@ from shared.datasets.tables import limited, load_tables, read_file, skip_incompl
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 ROWS = 60
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
 
 
 def in_both_ways(read):

@@ -9,18 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import message_of, predict_file
+from refusing import predict_file
+from runs import refusal
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from shared import mine_negatives, predict
-from shared.config import options
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +36,12 @@ def pairs(texts, tmp_path_factory):
 @pytest.fixture(scope="module", params=["mean"])
 def trained(pairs, tmp_path_factory, request):
     """The output folder of a short run, and its last evaluation."""
-    output, recipe = tmp_path_factory.mktemp("trained") / "run", runs.load_recipe("embeddings")
-    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--output_dir", output]
+    output = tmp_path_factory.mktemp("trained") / "run"
+    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1]]
     kind = ["--static"] if request.param == "static" else ["--pooling", request.param]
     flags += ["--matryoshka_dims", 32, 8, *kind, "--prompts", "find: ", ""]
     flags += ["--max_length", 24, 48]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ACCELERATE_USE_CPU", "true")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        return output, recipe.main(options.parse(recipe.Config, [*map(str, flags)]))
+    return output, runs.train("embeddings", output, *flags)
 
 
 def vectors(file, name):
@@ -157,9 +149,9 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
         files.append(tmp_path / file.name)
         with files[-1].open("w", newline="") as opened:
             csv.writer(opened).writerows([("anchor", "positive", "score"), *rows])
-    run, recipe = tmp_path / "run", runs.load_recipe("embeddings")
+    run = tmp_path / "run"
     flags = [*runs.TINY, "--train_file", files[0], "--validation_file", files[1], "--label_column_name", "score"]
-    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    reported = runs.train("embeddings", run, *flags)
     assert {*reported} == {"eval_loss", "eval_spearman", "eval_pearson"}
     assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-4)
     assert predict_file(run, files[1]) == pytest.approx(reported, rel=1e-4)
@@ -167,9 +159,9 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     as_pairs = ["--label_column_name", "None", "--predictions_file", tmp_path / "pairs.parquet"]
     assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
     (tmp_path / "gap.csv").write_text("anchor,positive,score\na,b,1\nc,d,nan\n")
-    assert "row 2 of FILE" in message_of(predict_file, run, tmp_path / "gap.csv")
+    assert "row 2 of FILE" in refusal(predict_file, run, tmp_path / "gap.csv")
     (tmp_path / "text.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
-    assert "scores are numbers" in message_of(predict_file, run, tmp_path / "text.jsonl")
+    assert "scores are numbers" in refusal(predict_file, run, tmp_path / "text.jsonl")
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
@@ -180,9 +172,9 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     corpus = tmp_path / "corpus.jsonl"  # texts of training, and some positives that must not count twice
     texts = [*texts, *(row["positive"] for row in own[:9])]
     corpus.write_text("".join(json.dumps({"positive": text}) + "\n" for text in texts))
-    run, recipe = tmp_path / "run", runs.load_recipe("embeddings")
+    run = tmp_path / "run"
     flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--corpus_file", corpus]
-    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    reported = runs.train("embeddings", run, *flags)
     assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-4)
     of_file = predict_file(run, pairs[1], "--predictions_file", tmp_path / "pairs.parquet")  # the corpus of the run
     assert of_file["eval_mrr_at_10"] > reported["eval_mrr_at_10"]  # belongs to the data of the run
@@ -204,11 +196,11 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     assert reported["eval_mrr_at_10"] == pytest.approx(np.mean(found), rel=1e-4)
 
     corpus.write_text('{"positive": "another text"}\n')
-    assert "no longer those of the run" in message_of(
+    assert "no longer those of the run" in refusal(
         predict_file, run, "--predictions_file", tmp_path / "changed.parquet"
     )
     corpus.write_text('{"answer": "another text"}\n')
-    assert "--text_column_names positive: --corpus_file" in message_of(predict_file, run)
+    assert "--text_column_names positive: --corpus_file" in refusal(predict_file, run)
 
 
 def mine(*words):
@@ -242,10 +234,9 @@ def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit
     assert len(expected) < len(given), "the test needs a row with too few candidates"
     assert [json.loads(line) for line in mined.read_text().splitlines()] == expected
     assert f"{len(given) - len(expected)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
-    recipe = runs.load_recipe("embeddings")
     words = [*runs.TINY, "--train_file", mined, "--text_column_names", "anchor", "positive", "negatives"]
-    words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
-    assert recipe.main(options.parse(recipe.Config, [*map(str, words)]))["eval_loss"] > 0
+    words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2]
+    assert runs.train("embeddings", tmp_path / "run", *words)["eval_loss"] > 0
 
 
 def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
@@ -266,7 +257,7 @@ def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
             "lower --negatives, raise --share_of_positive",
         ),
     ):
-        assert expected in message_of(mine, run, *words), words
+        assert expected in refusal(mine, run, *words), words
     assert not output.exists()
     assert (tmp_path / "there.parquet").read_text() == "mine"
 
@@ -291,8 +282,8 @@ def test_bad_input_is_one_line(trained, pairs, tmp_path):
             "--prompts 'find: ' '': give one for each of --text_column_names query, 1 in all",
         ),
     ):
-        assert expected in message_of(predict_file, run, *words), words
-    assert "--prompts is needed, one for each text column or '': " in message_of(predict_file, run / "model", pairs[1])
+        assert expected in refusal(predict_file, run, *words), words
+    assert "--prompts is needed, one for each text column or '': " in refusal(predict_file, run / "model", pairs[1])
     flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.parquet"]
     assert predict_file(run, tmp_path / "gap.csv", *flags) == {}
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
@@ -320,4 +311,4 @@ def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, p
         found = json.loads((folder / file).read_text())
         change(found)
         (folder / file).write_text(json.dumps(found))
-        assert expected in message_of(predict_file, folder, pairs[1])
+        assert expected in refusal(predict_file, folder, pairs[1])

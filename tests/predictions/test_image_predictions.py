@@ -11,30 +11,20 @@ import pytest
 import runs
 import torch
 from PIL import Image
-from refusing import message_of, predict_file
+from refusing import predict_file
+from runs import refusal
 from sklearn.datasets import load_digits
 
-from shared.config import options
-from shared.extras import curves
-
-
-@pytest.fixture(autouse=True)
-def one_process(launched_by_nobody, monkeypatch, tmp_path):
-    """A process that no launcher started, on a CPU, with its own cache."""
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The output folder of a short run on the digits, and its last evaluation."""
-    recipe, output = runs.load_recipe("image_classification"), tmp_path_factory.mktemp("digits") / "run"
+    output = tmp_path_factory.mktemp("digits") / "run"
     sizes = ["--resize_size", 19, "--decode_size", 20]
-    flags = [*runs.TINY_IMAGES, *sizes, "--max_train_steps", 20, "--eval_steps", 20, "--output_dir", output]
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("ACCELERATE_USE_CPU", "true")
-        changed.setenv("OMP_NUM_THREADS", "1")
-        changed.setattr(curves, "draw_curves", lambda *_: None)
-        return output, recipe.main(options.parse(recipe.Config, [str(word) for word in flags]))
+    flags = [*runs.TINY_IMAGES, *sizes, "--max_train_steps", 20, "--eval_steps", 20]
+    return output, runs.train("image_classification", output, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +150,7 @@ def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
             (folder / name / path.name).write_bytes(path.read_bytes())
     broken = next((folder / "1").iterdir())
     broken.write_bytes(broken.read_bytes()[:-40])
-    assert f"{broken} is corrupt" in message_of(predict_file, run, folder, "--predictions_file", tmp_path / "out.csv")
+    assert f"{broken} is corrupt" in refusal(predict_file, run, folder, "--predictions_file", tmp_path / "out.csv")
     scores = predict_file(run, folder, "--predictions_file", tmp_path / "out.csv", "--skip_corrupt_images")
     found = rows_of(tmp_path / "out.csv")
     assert len(found) == len(list(folder.rglob("*.png"))) - 1
@@ -180,7 +170,7 @@ def test_bad_input_is_one_line(trained, digits, tmp_path):
         ([tmp_path / "new"], "a label in label that training does not have (unknown: cat"),
         ([tmp_path / "missing"], "unknown kind of file"),
     ):
-        assert expected in message_of(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
+        assert expected in refusal(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv.parts").exists()
 
 
@@ -203,8 +193,7 @@ def squared(logits: Tensor, targets: Tensor) -> Tensor:
 """
 
 
-def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path, monkeypatch):
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path):
     code = (runs.ROOT / "recipes/image_classification.py").read_text()
     for old, new in REGRESSION.items():
         assert code.count(old) == 1, old
@@ -215,8 +204,8 @@ def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path, monkeypat
     table = pa.table({"image": images, "price": [i / 10 for i in range(60)], "id": range(60)})
     pq.write_table(table, tmp_path / "prices.parquet")
     flags = ["--train_file", tmp_path / "prices.parquet", "--label_column_name", "price", *runs.TINY_IMAGES]
-    recipe, run = runs.load(tmp_path / "prices.py"), tmp_path / "run"
-    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    run = tmp_path / "run"
+    reported = runs.train(runs.load(tmp_path / "prices.py"), run, *flags)
     assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-5)
     scores = predict_file(run, tmp_path / "prices.parquet", "--predictions_file", tmp_path / "all.jsonl")
     found = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import runs
 import torch
-from refusing import message_of, predict_file
+from refusing import predict_file
+from runs import refusal
 from sklearn.datasets import load_diabetes
 
 from shared.config import options
@@ -16,11 +17,6 @@ OWN = {  # lines of `main`, and what replaces them
     r"torch.manual_seed.*?hidden_size, 1\)\)": "model = build_model(config)",
     r" +def losses_of.*?square\(\)\n\n": "",
 }
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
 
 
 def predicting():
@@ -39,10 +35,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("diabetes")
     (folder / "predicting.py").write_text(predicting())
     recipe, output = runs.load(folder / "predicting.py"), folder / "run"
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ACCELERATE_USE_CPU", "true")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        return recipe, output, recipe.main(options.parse(recipe.Config, ["--output_dir", str(output)]))
+    return recipe, output, runs.train(recipe, output)
 
 
 @pytest.fixture(scope="module")
@@ -111,4 +104,4 @@ def test_bad_tables_are_one_line(trained, rows, tmp_path):
         changed = [dict(row) for row in rows]
         for row in changed[:1] if name == "gap" else changed:
             change(row)
-        assert expected in message_of(predict_file, run, write(tmp_path / f"{name}.csv", changed)), name
+        assert expected in refusal(predict_file, run, write(tmp_path / f"{name}.csv", changed)), name

@@ -11,20 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import message_of, predict_file
+from refusing import predict_file
+from runs import refusal
 from sklearn.metrics import f1_score
 
 from shared import predict
-from shared.config import options
 from shared.predictions import parts
 from shared.processes import folder_lock
 
 MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +132,12 @@ def test_a_finished_prediction_is_not_computed_again(alone, texts, tmp_path, mon
     monkeypatch.setattr(parts.Parts, "compute", lambda *_: pytest.fail("computed again"))
     assert predict_file(alone, texts[3], "--predictions_file", output) == scores
     assert "holds these predictions already" in capsys.readouterr().out
-    assert "has changed" in message_of(predict_file, alone, texts[1], "--predictions_file", output)
-    assert "--max_length was 48, is 20" in message_of(
+    assert "has changed" in refusal(predict_file, alone, texts[1], "--predictions_file", output)
+    assert "--max_length was 48, is 20" in refusal(
         predict_file, alone, texts[3], "--predictions_file", output, "--max_length", 20
     )
     output.write_text("mine")
-    assert "the file has changed" in message_of(predict_file, alone, texts[3], "--predictions_file", output)
+    assert "the file has changed" in refusal(predict_file, alone, texts[3], "--predictions_file", output)
     assert output.read_text() == "mine"
 
 
@@ -155,7 +150,7 @@ def test_a_prediction_whose_input_has_changed_is_not_resumed(alone, rows, tmp_pa
     monkeypatch.undo()
     folder_lock.release_all()
     file.write_text("".join(json.dumps(row | {"id": 2}) + "\n" for row in rows))  # the same texts
-    message = message_of(predict_file, alone, file, "--predictions_file", output, *MANY_PARTS)
+    message = refusal(predict_file, alone, file, "--predictions_file", output, *MANY_PARTS)
     assert message.startswith(f"{output}.parts holds parts of other predictions (the input has changed)")
 
 
@@ -204,10 +199,9 @@ def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alo
     pairs = [{"first": row["text"][:40], "second": row["text"][20:], "label": 500.0 + len(row["text"])} for row in rows]
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    nlp, output = runs.load_recipe("nlp"), tmp_path / "run"
+    output = tmp_path / "run"
     flags = [*runs.TINY, "--max_train_steps", 2, "--eval_steps", 2, "--train_file", file, "--validation_file", file]
-    flags += ["--text_column_names", "first", "second", "--output_dir", output]
-    reported = nlp.main(options.parse(nlp.Config, [str(word) for word in flags]))
+    reported = runs.train("nlp", output, *flags, "--text_column_names", "first", "second")
     scores = predict_file(output, file)
     assert scores == pytest.approx(reported, rel=1e-4)
     found = [json.loads(line) for line in (output / "predictions/pairs.jsonl").read_text().splitlines()]
@@ -285,7 +279,7 @@ def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected
         str(places.get(word) or (inputs / word if "." in word or number == 0 else word))
         for number, word in enumerate(words)
     ]
-    assert expected in message_of(predict_file, *given)
+    assert expected in refusal(predict_file, *given)
     assert {path: path.stat().st_mtime_ns for folder in (alone, inputs) for path in folder.rglob("*.*")} == before
 
 

@@ -10,7 +10,8 @@ import pytest
 import runs
 import toy_data
 from huggingface_hub import constants
-from refusals import files, refusal
+from refusals import files
+from runs import refusal
 
 from shared.checkpoints import saving
 from shared.errors import UserError

@@ -16,15 +16,12 @@ from shared.models.optimizers import make_optimizer
 from shared.models.trainable import WeightAverage
 from shared.optimization.optimizers import peak_learning_rate
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 @pytest.fixture(scope="module")
 def recipe():
     return runs.load_recipe("image_classification")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

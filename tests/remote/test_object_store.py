@@ -31,10 +31,7 @@ def without_pauses(monkeypatch):
 
 
 def refusal(url, *args, **kwargs):
-    with pytest.raises(UserError) as error:
-        RemoteFolder(url, "--prepared_data").read(*args, **kwargs)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return runs.refusal(RemoteFolder(url, "--prepared_data").read, *args, **kwargs)
 
 
 def test_ranges_and_whole_files_are_read_over_http_and_from_a_folder(folder):

@@ -19,6 +19,7 @@ import sysconfig
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import fork_server
 import psutil
@@ -164,6 +165,16 @@ def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
+
+def forbid_preparing(monkeypatch):
+    """Let each build of a folder of the cache fail: everything has been prepared."""
+    from shared.cache import prepared
+
+    def mkdtemp(**_):
+        raise AssertionError("data were prepared again")
+
+    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
 
 
 def free_port():

@@ -88,12 +88,6 @@ def test_a_class_label_without_a_name_for_a_number_is_refused():
     )
 
 
-def test_labels_that_differ_in_white_space_only_are_refused():
-    assert "the labels 'a' and 'a ', which differ in white space" in refusal(
-        Labels.from_table, table_of(["a", "b", "a "]), "label"
-    )
-
-
 def test_the_order_of_the_names_can_be_changed():
     for table in (*(make() for make in TRAINING.values()), table_of([["good"], ["bad", "so-so"]])):
         labels = Labels.from_table(table, "label")

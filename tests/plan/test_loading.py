@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from shared.errors import UserError
-from shared.plan.batches import Plan, evaluation_batches
-from shared.plan.loading import Loader, feed
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
 
 CPU = torch.device("cpu")
 
@@ -109,14 +109,6 @@ def test_a_dataset_without_random_draws_leaves_the_generators_unchanged():
     before = torch.get_rng_state()
     fed(plan_of(23), Still())
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_evaluation_gets_every_sample_once():
-    schedule = evaluation_batches(np.arange(1, 12), 20, None)
-    seen = [
-        row for _, batch in feed(schedule, TensorDataset(torch.arange(11)), default_collate, CPU) for row in batch[0]
-    ]
-    assert sorted(map(int, seen)) == list(range(11))
 
 
 class Stream(IterableDataset):

@@ -1,7 +1,6 @@
 """Reading from a URL: errors that pass are retried, and errors that stay are one line."""
 
 import sys
-import urllib.request
 from types import SimpleNamespace
 
 import fsspec
@@ -127,11 +126,3 @@ def test_urls_are_told_from_paths():
     assert is_url("https://host/folder")
     assert not is_url("out/folder")
     assert not is_url("/folder")
-
-
-def test_the_server_of_these_tests_gives_ranges(folder):
-    with RangeServer(folder) as server:
-        request = urllib.request.Request(f"{server.url}/a", headers={"Range": "bytes=3-4"})
-        with urllib.request.urlopen(request) as answer:
-            assert answer.status == 206
-            assert answer.read() == CONTENT[3:5]

@@ -27,7 +27,7 @@ from transformers import (
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named, split_off
 from shared.text import encoder, table_texts, tokenized
-from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.text.tokenized import Padding, TokenizedText, check_max_length, tokenize, train_tokenizer
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -328,11 +328,6 @@ def test_a_max_length_without_room_for_text_is_refused(tokenizers, columns, spec
     message = refusal(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], special)
     assert message.startswith(f"--max_length {special} leaves no room for text with {special} special tokens")
     assert tokenize(texts_of(["a"]), columns, tokenizers["bpe"], special + 1).lengths.tolist() == [special + 1]
-
-
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tokenizers):
-    check_vocabulary(tokenizers["bpe"], len(tokenizers["bpe"]))
-    assert "the tokenizer has ids up to" in refusal(check_vocabulary, tokenizers["bpe"], len(tokenizers["bpe"]) - 1)
 
 
 def test_a_max_length_beyond_the_models_positions_is_refused():

@@ -17,6 +17,7 @@ import runs
 import torch
 from exact_runs import BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE, prepared, vector
 from safetensors.torch import load_file
+from test_nlp_packing import loss_of_each_text
 from torch.nn import functional as F
 
 from shared.config import options
@@ -172,10 +173,18 @@ def test_the_gradient_of_a_step_equals_that_of_torchs_loss_in_one_pass_over_the_
     batch = Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
     targets = batch.pop("labels")
     settings = {"weight": torch.tensor(CLASS_WEIGHTS), "label_smoothing": 0.1} if name == "weighted" else {}
-    torch.nn.CrossEntropyLoss(**settings)(model(**batch).logits, targets).backward()
+    loss = torch.nn.CrossEntropyLoss(**settings)(model(**batch).logits, targets)
+    loss.backward()
     expected = vector(gradients_of(model))
+    assert runs.training_lines(nlp_outputs[1][name])[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert len(expected) == len(before)
     assert_moved_by({world: nlp_outputs[world][name] for world in WORLDS}, before, expected)
+
+
+def test_the_evaluation_has_the_plain_loss_also_with_class_weights_and_label_smoothing(nlp_outputs, texts):
+    output = nlp_outputs[1]["weighted"]
+    expected = loss_of_each_text(output / "model", texts[3])
+    assert runs.evaluation(output)["eval_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dropout", "rows-dropout"])

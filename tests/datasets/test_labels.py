@@ -12,7 +12,7 @@ from runs import refusal
 from shared.datasets import label_cells
 from shared.datasets.labels import Labels, load_labeled
 from shared.datasets.rows import FILL_IN
-from shared.datasets.tables import named, split_off
+from shared.datasets.tables import named
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,6 @@ def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):
 )
 def test_a_column_without_usable_labels_is_refused(table, problem_type, expected):
     assert expected in refusal(Labels.from_table, table, "label", problem_type)
-
-
-def test_after_a_split_an_error_names_the_row_of_the_file():
-    parts = split_off(table_of(["a", "b"] * 10 + [None]), 50, 0)
-    (part,) = (part for part in parts if None in part["label"].to_pylist())
-    labels = Labels.from_table(table_of(["a", "b"]), "label")
-    assert refusal(labels.encode, part).startswith("row 21 of --train_file a.csv")
 
 
 def test_labels_that_training_does_not_have_are_listed_up_to_five():

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from shared.datasets.rows import FILL_IN
-from shared.datasets.tables import named, split_off
+from shared.datasets.tables import named
 from shared.text import encoder, table_texts, tokenized
 from shared.text.tokenized import Padding, TokenizedText, check_max_length, tokenize, train_tokenizer
 
@@ -292,12 +292,6 @@ def test_the_first_row_without_text_is_named_whichever_block_is_written_first(to
         lambda: train_tokenizer(table, columns, "bpe", 300, 9),
     ):
         assert refusal(function) == f"row 3 of --train_file a.csv has no text in text (2 such rows): {FILL_IN}"
-
-
-def test_after_a_split_an_error_names_the_row_of_the_file(tokenizers):
-    parts = split_off(texts_of(["a"] * 20 + [""]), 50, 0)
-    (part,) = (part for part in parts if "" in part["text"].to_pylist())
-    assert refusal(tokenize, part, ["text"], tokenizers["bpe"], 9).startswith("row 21 of --train_file a.csv")
 
 
 def test_the_first_text_without_tokens_is_named_and_nothing_is_joined(cache, monkeypatch):

@@ -156,12 +156,6 @@ def test_the_backbone_of_a_model_that_names_none_is_frozen_and_found_by_muon(rec
     assert len(muon["params"]) > 8
 
 
-def test_parameters_that_the_loss_does_not_reach_are_frozen_and_named(recipe, tmp_path, images, capsys):
-    write_model(tmp_path / "given", "Dinov2")
-    recipe.main(config_of(recipe, tmp_path, images))
-    assert "frozen, because the loss does not depend on them: dinov2.embeddings.mask_token" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("family", ["ViT", "CLIP"])
 def test_a_head_for_the_same_classes_in_another_order_keeps_its_order(recipe, tmp_path, images, family):
     kind = f"{family}ForImageClassification"

@@ -53,7 +53,9 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     run, reported = trained
     scores = predict_file(run, "--predictions_file", tmp_path / "own.parquet")
     assert scores == pytest.approx(reported, rel=1e-5)
-    assert {"eval_loss", "eval_ndcg_at_10", "eval_ndcg_at_10_dim_8", "eval_mrr_at_10"} <= {*scores}
+    shared = {"eval_loss", "eval_ndcg_at_10", "eval_recall_at_10", "eval_mrr_at_10"}
+    assert {*scores} == shared | {"eval_ndcg_at_10_dim_32", "eval_ndcg_at_10_dim_8"}
+    assert reported["eval_ndcg_at_10"] == reported["eval_ndcg_at_10_dim_32"]  # all dimensions
     table = pq.read_table(tmp_path / "own.parquet")
     assert table.column_names == ["anchor", "positive", "embedding_anchor", "embedding_positive"]
     # the same pairs as a file, in parts that two processes compute
@@ -62,6 +64,19 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert codes == [0, 0], output
     assert predict_file(run, *flags, tmp_path / "one.parquet") == pytest.approx(reported, rel=1e-5)
     assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
+
+
+def test_the_exported_folder_names_pooling_length_and_prompts(trained):
+    folder = trained[0] / "model"
+    modules = json.loads((folder / "modules.json").read_text())
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
+    assert (pooling["pooling_mode_mean_tokens"], pooling["pooling_mode_cls_token"]) == (True, False)
+    assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
+    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+    assert settings["prompts"] == {"query": "find: ", "document": ""}
+    assert settings["default_prompt_name"] is None
+    assert "SentenceTransformer" in (folder / "README.md").read_text()
 
 
 def test_without_packing_the_scores_are_the_same(trained, tmp_path):

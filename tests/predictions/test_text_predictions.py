@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
+from one_text_at_a_time import logits_of
 from refusing import predict_file
 from runs import refusal
 from sklearn.metrics import f1_score
@@ -47,20 +48,6 @@ def write_model(folder, alone, **config):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def logits_of(folder, *texts):
-    """The logits [rows, labels], computed by transformers for one row at a time."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        found = [
-            model(**tokenizer(*row, truncation=True, max_length=48, return_tensors="pt")).logits[0]
-            for row in zip(*texts, strict=True)
-        ]
-    return torch.stack(found).numpy()
 
 
 def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(alone, tmp_path):
@@ -177,7 +164,7 @@ def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_pa
     scores = predict_file(folder, tmp_path / "new.parquet", *flags)
     found = pq.read_table(folder / "predictions/new.parquet").to_pylist()
 
-    logits = logits_of(folder, [row["text"] for row in rows])
+    logits = logits_of(folder, [row["text"] for row in rows]).numpy()
     true = np.array([[name in row for name in names] for row in labels])
     assert 0 < (logits > 0).mean() < 1
     predicted = [[name for name, logit in zip(names, row, strict=True) if logit > 0] for row in logits]
@@ -217,7 +204,7 @@ def test_a_model_without_names_of_labels_is_scored_by_their_numbers(alone, rows,
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows([["text", "label"], *([row["text"], i % 3] for i, row in enumerate(rows))])
     scores = predict_file(folder, file, "--max_length", 48)
-    expected = logits_of(folder, [row["text"] for row in rows]).argmax(1)
+    expected = logits_of(folder, [row["text"] for row in rows]).numpy().argmax(1)
     assert scores["eval_accuracy"] == pytest.approx(np.mean(expected == np.arange(len(rows)) % 3))
     assert "0 is LABEL_0" in capsys.readouterr().err
 

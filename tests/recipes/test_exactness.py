@@ -16,8 +16,8 @@ import pytest
 import runs
 import torch
 from exact_runs import BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE, prepared, vector
+from one_text_at_a_time import loss_of
 from safetensors.torch import load_file
-from test_nlp_packing import loss_of_each_text
 from torch.nn import functional as F
 
 from shared.config import options
@@ -183,7 +183,7 @@ def test_the_gradient_of_a_step_equals_that_of_torchs_loss_in_one_pass_over_the_
 
 def test_the_evaluation_has_the_plain_loss_also_with_class_weights_and_label_smoothing(nlp_outputs, texts):
     output = nlp_outputs[1]["weighted"]
-    expected = loss_of_each_text(output / "model", texts[3])
+    expected = loss_of(output / "model", texts[3])
     assert runs.evaluation(output)["eval_loss"] == pytest.approx(expected, rel=1e-4)
 
 

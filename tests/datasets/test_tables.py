@@ -28,11 +28,6 @@ def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tmp_path):
         column_of(table, "label", "--label_column_name")
 
 
-def test_a_categorical_column_is_read_as_its_values():
-    table = pa.table({"label": pa.array(["a", "b", "a"]).dictionary_encode()})
-    assert column_of(table, "label", "--label_column_name").type == pa.string()
-
-
 # Which source
 
 

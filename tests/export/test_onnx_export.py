@@ -12,10 +12,11 @@ import pytest
 import runs
 import torch
 from PIL import Image
+from predicting import predict_file, read_csv
 from runs import refusal
 from torch.nn import functional as F
 
-from shared import export, predict
+from shared import export
 from shared.contrastive.sentence_transformers_files import SentenceTokenizer
 from shared.onnx_models.graph import Graph
 from shared.onnx_models.runtime import OnnxModel
@@ -34,18 +35,12 @@ def one_process(one_cpu_process_without_a_picture, launched_by_nobody, monkeypat
 @pytest.fixture(scope="module")
 def rows(texts):
     """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
-    with texts[3].open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(texts[3])
 
 
 def export_model(*words):
     """The figures of `python -m shared.export` with these words."""
     return export.export(export.parse_export([str(word) for word in words]))
-
-
-def predict_file(*words):
-    """The scores of `python -m shared.predict` with these words."""
-    return predict.predict(predict.parse([str(word) for word in words]))
 
 
 def write_bert(folder, alone, kind, **config):

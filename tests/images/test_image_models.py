@@ -17,6 +17,8 @@ from shared.models.layers import backbone
 from shared.models.optimizers import muon_groups
 from shared.pretrained.from_pretrained import head_for, label_order
 
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
 WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PATCHES = WIDE | {"image_size": 32, "patch_size": 8}
 TWO_TOWERS = {"vision_config": PATCHES, "text_config": WIDE | {"vocab_size": 50}}
@@ -54,11 +56,6 @@ FAMILIES = {
 @pytest.fixture(scope="module")
 def recipe():
     return runs.load_recipe("image_classification")
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")

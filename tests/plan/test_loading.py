@@ -7,7 +7,7 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from shared.errors import UserError
 from shared.plan.batches import Plan
@@ -84,13 +84,6 @@ def test_the_workers_of_a_loader_end_with_it():
     finally:
         gc.enable()
     assert not set(active_children()) - before
-
-
-def test_a_plain_torch_dataset_works():
-    dataset = TensorDataset(torch.arange(40.0), torch.arange(40) % 3)
-    loader = Loader(dataset, Plan(num_samples=40, seed=0, global_batch_size=8, num_epochs=1), default_collate, CPU)
-    values = [x for step in range(5) for _, (xs, _) in loader.micro_batches(step) for x in xs.tolist()]
-    assert sorted(values) == list(range(40))
 
 
 def test_the_collate_fn_of_a_user_gets_the_list_of_samples():

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import predict_file
+from predicting import predict_file, read_csv
 from runs import refusal
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -23,8 +23,7 @@ def pairs(texts, tmp_path_factory):
     """CSV files of pairs, for training and validation: the first and the second half of each text."""
     folder, files = tmp_path_factory.mktemp("pairs"), []
     for name, file in (("train", texts[1]), ("validation", texts[3])):
-        with file.open(newline="") as opened:
-            words = [row["text"].split() for row in csv.DictReader(opened)]
+        words = [row["text"].split() for row in read_csv(file)]
         rows = [(" ".join(each[::2]), " ".join(each[1::2])) for each in words]
         rows[5] = rows[4][0], rows[5][1]  # an anchor with two positives
         files.append(folder / f"{name}.csv")
@@ -92,8 +91,7 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
     from transformers import AutoModel, AutoTokenizer
 
     run, folder = trained[0], trained[0] / "model"
-    with pairs[1].open(newline="") as file:
-        given = [row["positive"] for row in csv.DictReader(file)]
+    given = [row["positive"] for row in read_csv(pairs[1])]
     rows = [{"id": f"0{i}", "body": text} for i, text in enumerate(given)]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = ["--text_column_names", "body", "--prompts", "", "--max_length", 48]
@@ -127,8 +125,7 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
 def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    with pairs[1].open(newline="") as file:
-        given = [row["anchor"] for row in csv.DictReader(file)]
+    given = [row["anchor"] for row in read_csv(pairs[1])]
     library = SentenceTransformer(str(trained[0] / "model"), device="cpu")
     for folder in (trained[0], trained[0] / "model"):
         output = tmp_path / f"{folder.name}.parquet"
@@ -141,8 +138,7 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
 def test_the_vectors_of_a_static_model_are_the_means_of_the_vectors_of_the_tokens(trained, pairs, tmp_path):
     """StaticEmbedding of sentence-transformers does the same with the two files."""
     folder = trained[0] / "model"
-    with pairs[1].open(newline="") as file:
-        given = [row["positive"] for row in csv.DictReader(file)]
+    given = [row["positive"] for row in read_csv(pairs[1])]
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocabulary.no_padding()
     ids = [found.ids for found in vocabulary.encode_batch(given, add_special_tokens=False)]
@@ -180,10 +176,8 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
-    with pairs[0].open(newline="") as opened:
-        texts = [row["positive"] for row in csv.DictReader(opened)]
-    with pairs[1].open(newline="") as opened:
-        own = list(csv.DictReader(opened))
+    texts = [row["positive"] for row in read_csv(pairs[0])]
+    own = read_csv(pairs[1])
     corpus = tmp_path / "corpus.jsonl"  # texts of training, and some positives that must not count twice
     texts = [*texts, *(row["positive"] for row in own[:9])]
     corpus.write_text("".join(json.dumps({"positive": text}) + "\n" for text in texts))
@@ -232,8 +226,7 @@ def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit
     assert codes == [0, 0], output
     mine(run, pairs[0], *flags, tmp_path / "one.jsonl")
     assert mined.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
-    with pairs[0].open(newline="") as file:
-        given = list(csv.DictReader(file))
+    given = read_csv(pairs[0])
     predict_file(run, pairs[0], "--predictions_file", tmp_path / "vectors.parquet")
     anchors, positives = (vectors(tmp_path / "vectors.parquet", name) for name in ("anchor", "positive"))
     scores = anchors.astype(float) @ positives.T.astype(float)

@@ -11,7 +11,7 @@ import pytest
 import runs
 import torch
 from PIL import Image
-from refusing import predict_file
+from predicting import predict_file, read_csv
 from runs import refusal
 from sklearn.datasets import load_digits
 
@@ -45,11 +45,6 @@ def encoded(image):
     return file.getvalue()
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, tmp_path):
     run, reported = trained
     assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-6)
@@ -65,7 +60,7 @@ def test_a_folder_of_classes_is_predicted_as_by_the_pipeline_and_scored(trained,
     run, _ = trained
     output = tmp_path / "out.csv"
     scores = predict_file(run, digits, "--predictions_file", output, "--per_device_eval_batch_size", 4)
-    found = rows_of(output)
+    found = read_csv(output)
     files = sorted(digits.rglob("*.png"))
     assert [row["file"] for row in found] == [path.relative_to(digits).as_posix() for path in files]
     assert [row["label"] for row in found] == [path.parent.name for path in files]
@@ -113,14 +108,14 @@ def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(traine
     files = sorted(digits.rglob("*.png"))
     names = [path.relative_to(digits).as_posix() for path in files]
     predict_file(run, digits, "--predictions_file", tmp_path / "folder.csv")
-    expected = [row["prediction"] for row in rows_of(tmp_path / "folder.csv")]
+    expected = [row["prediction"] for row in read_csv(tmp_path / "folder.csv")]
 
     listed = digits / "listed.csv"
     with listed.open("w", newline="") as file:
         csv.writer(file).writerows([("id", "path"), *enumerate(names)])
     flags = ["--image_column_name", "path", "--predictions_file"]
     predict_file(run, listed, *flags, tmp_path / "listed.csv")
-    found = rows_of(tmp_path / "listed.csv")
+    found = read_csv(tmp_path / "listed.csv")
     listed.unlink()
     assert [(row["path"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
 
@@ -128,7 +123,7 @@ def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(traine
     labels = [path.parent.name for path in files]
     pq.write_table(pa.table({"image": encoded, "label": labels, "id": names}), tmp_path / "bytes.parquet")
     scores = predict_file(run, tmp_path / "bytes.parquet", "--predictions_file", tmp_path / "bytes.csv")
-    found = rows_of(tmp_path / "bytes.csv")
+    found = read_csv(tmp_path / "bytes.csv")
     assert [(row["id"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
     assert "image" not in found[0]
     assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
@@ -138,7 +133,7 @@ def test_a_folder_without_classes_has_no_scores(trained, digits, tmp_path):
     run, _ = trained
     output = tmp_path / "out.csv"
     assert predict_file(run, digits / "3", "--predictions_file", output) == {}
-    assert [row["file"] for row in rows_of(output)] == sorted(path.name for path in (digits / "3").iterdir())
+    assert [row["file"] for row in read_csv(output)] == sorted(path.name for path in (digits / "3").iterdir())
 
 
 def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
@@ -152,7 +147,7 @@ def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
     broken.write_bytes(broken.read_bytes()[:-40])
     assert f"{broken} is corrupt" in refusal(predict_file, run, folder, "--predictions_file", tmp_path / "out.csv")
     scores = predict_file(run, folder, "--predictions_file", tmp_path / "out.csv", "--skip_corrupt_images")
-    found = rows_of(tmp_path / "out.csv")
+    found = read_csv(tmp_path / "out.csv")
     assert len(found) == len(list(folder.rglob("*.png"))) - 1
     assert f"1/{broken.name}" not in [row["file"] for row in found]
     assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / len(found))

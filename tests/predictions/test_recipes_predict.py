@@ -3,7 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 import runs
-from refusing import predict_file
+from predicting import predict_file
 from runs import refusal
 
 LOSSES = {  # of a recipe: its loss, and another one

@@ -1,6 +1,5 @@
 """`python -m shared.predict` for tags of words: equal to transformers and to the run, for words, texts and CoNLL."""
 
-import csv
 import json
 import re
 import shutil
@@ -10,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import predict_file
+from predicting import predict_file, read_csv
 from runs import refusal
 
 from shared.encoders import packing
@@ -38,16 +37,14 @@ def tagged(text):
 @pytest.fixture(scope="module")
 def rows(texts):
     """Rows of `tagged` of the validation file; half of them are longer than a window."""
-    with texts[3].open(newline="") as file:
-        return [tagged(row["text"]) for row in csv.DictReader(file)]
+    return [tagged(row["text"]) for row in read_csv(texts[3])]
 
 
 @pytest.fixture(scope="module")
 def trained(texts, rows, tmp_path_factory):
     """The output folder of a short run, and its last evaluation."""
     folder = tmp_path_factory.mktemp("tagged")
-    with texts[1].open(newline="") as file:
-        train = [tagged(row["text"]) for row in csv.DictReader(file)]
+    train = [tagged(row["text"]) for row in read_csv(texts[1])]
     flags = [*runs.TINY, "--max_length", 24, "--stride", 6, "--learning_rate", 1e-2]
     for name, part in (("train", train), ("validation", rows)):
         write(folder / f"{name}.jsonl", part, "tokens", "tags")

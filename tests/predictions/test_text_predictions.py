@@ -12,7 +12,7 @@ import pytest
 import runs
 import torch
 from one_text_at_a_time import logits_of
-from refusing import predict_file
+from predicting import predict_file, read_csv
 from runs import refusal
 from sklearn.metrics import f1_score
 
@@ -26,13 +26,7 @@ MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward p
 @pytest.fixture(scope="module")
 def rows(texts):
     """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
-    with texts[3].open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def read_csv(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(texts[3])
 
 
 def write_model(folder, alone, **config):

@@ -179,12 +179,6 @@ def test_a_pickle_holds_no_tokens_and_reads_the_same(tokenizers):
     assert [with_targets[row][2] for row in range(15)] == list(range(15))
 
 
-def test_items_are_views_of_the_file_and_not_copies(tokenizers):
-    data = tokenize(PAIRS, ["text"], tokenizers["wordpiece"], 30)
-    assert np.shares_memory(data[3][0], data.input_ids)
-    assert isinstance(data.input_ids.base, np.memmap)
-
-
 @given(samples=st.lists(st.integers(0, 14), min_size=1, max_size=8))
 def test_rows_read_together_give_the_same_batch_as_single_items(tokenizers, samples):
     typed = set()

@@ -104,6 +104,25 @@ def one_cpu_process_without_a_picture(monkeypatch):
 
 
 @pytest.fixture
+def weights():
+    """Tensors of three types, as of a model."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "layer.weight": torch.randn(8, 8, generator=generator),
+        "layer.bias": torch.randn(8, generator=generator, dtype=torch.float64).bfloat16(),
+        "batches": torch.tensor(7),
+    }
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path_factory):
+    """An empty cache folder, which no other test uses."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
 def launched_by_nobody(monkeypatch):
     """The environment of a process that no launcher started."""
     for name in [*os.environ, *LAUNCHER]:

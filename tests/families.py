@@ -40,6 +40,15 @@ FAMILIES = {  # name in the table: model_type and what its config has
 }
 
 
+def logits_and_gradients(model, inputs):
+    """The logits, and the gradients of the sum of their squares as one vector, by the parameters' names."""
+    model.zero_grad()
+    logits = model(**inputs).logits
+    logits.float().square().sum().backward()
+    gradients = {name: p.grad.flatten() for name, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), torch.cat([gradients[name] for name in sorted(gradients)])
+
+
 def tiny(auto, family, vocab_size, **more):
     """A model of random weights, large enough that what it sees of a text shows in its logits."""
     kind, sizes = FAMILIES[family]

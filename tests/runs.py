@@ -19,6 +19,7 @@ import sysconfig
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import fork_server
 import psutil
@@ -26,6 +27,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.config import options
+from shared.errors import UserError
 from shared.extras import flops
 
 # A run on a CPU measures its peak by products of matrices. In the hundreds of runs of the tests, small ones are enough.
@@ -165,6 +167,16 @@ def flip_a_bit(file):
     file.write_bytes(content)
 
 
+def forbid_preparing(monkeypatch):
+    """Let each build of a folder of the cache fail: everything has been prepared."""
+    from shared.cache import prepared
+
+    def mkdtemp(**_):
+        raise AssertionError("data were prepared again")
+
+    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+
+
 def free_port():
     """A port on which nobody listens, outside the range (32768 and more) from which outgoing connections get theirs.
 
@@ -295,6 +307,21 @@ def train(recipe, output, *flags, picture=False):
         if not picture:
             patch.setattr(curves, "draw_curves", lambda *_: None)
         return module.main(config)
+
+
+def refusal(function, *arguments, **more):
+    """The message of the UserError that a call raises, which is one line."""
+    import pytest
+
+    from shared.processes import folder_lock
+
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **more)
+    folder_lock.release_all()  # as the end of the process would
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 600
+    return message
 
 
 def load_recipe(name):

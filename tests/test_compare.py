@@ -19,16 +19,6 @@ STEPS = range(10, 50, 10)
 
 
 @pytest.fixture
-def weights():
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "layer.weight": torch.randn(8, 8, generator=generator),
-        "layer.bias": torch.randn(8, generator=generator, dtype=torch.float64).bfloat16(),
-        "batches": torch.tensor(7),
-    }
-
-
-@pytest.fixture
 def make_run(tmp_path, weights):
     """Write a run folder; `change` gets the list of its lines, `moved` is a relative change of its weights."""
 

@@ -1,13 +1,11 @@
 """`python -m shared.prepare` leaves nothing to prepare for the training run, and refuses bad input in one line."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import runs
 
 from shared import prepare
-from shared.cache import prepared
 from shared.config import options
 from shared.datasets import documents as documents_module
 from shared.errors import UserError
@@ -31,13 +29,6 @@ def flags(tmp_path):
     return ["--train_file", f"{tmp_path}/corpus/*.txt", "--vocab_size", "300", "--output_dir", str(tmp_path / "run")]
 
 
-def nothing_is_built(monkeypatch):
-    def mkdtemp(**_):
-        raise AssertionError("data were prepared again")
-
-    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
-
-
 def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypatch, capsys):
     prepare.prepare(MLM, flags, (0, 1))
     out = capsys.readouterr().out
@@ -46,7 +37,7 @@ def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypa
     assert re.search(r"^corpus 1 +400 documents, [\d,]+ tokens, [\d.]+ MB$", out, re.MULTILINE)
     assert re.search(r"^time +[\d.]+ s$", out, re.MULTILINE)
     assert not (tmp_path / "run").exists()
-    nothing_is_built(monkeypatch)
+    runs.forbid_preparing(monkeypatch)
     mlm = runs.load_recipe("mlm")
     train, held_out, _ = mlm.load_data(options.parse(mlm.Config, flags))
     assert (len(train), len(held_out)) == (360, 40)
@@ -62,7 +53,7 @@ def test_the_tasks_of_an_array_prepare_the_corpus_together(flags, monkeypatch, c
         assert captured.out == ""
     prepare.prepare(MLM, flags, (1, 3))
     assert "400 documents" in capsys.readouterr().out
-    nothing_is_built(monkeypatch)
+    runs.forbid_preparing(monkeypatch)
     prepare.prepare(MLM, flags, (0, 1))
 
 
@@ -98,7 +89,7 @@ def test_the_tasks_of_an_array_tokenize_both_tables_together(texts, monkeypatch,
     assert captured.out == ""
     prepare.prepare(path, flags, (1, 2))
     assert re.search(r"^training +160 samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
-    nothing_is_built(monkeypatch)
+    runs.forbid_preparing(monkeypatch)
     prepare.prepare(path, flags, (0, 1))
 
 

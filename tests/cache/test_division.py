@@ -15,13 +15,10 @@ from shared.cache.division import Division, Part, parts_of
 from shared.cache.prepared import Unfinished, each_share, only_task
 from shared.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 COUNT, SIZE = 23, 4
 STREAM = 3  # the part that is read from its start: it has several blocks
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
 
 
 def nothing(_):

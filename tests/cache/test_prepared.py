@@ -21,10 +21,7 @@ from shared.images.sources import class_folders
 from shared.text.token_files import tokenize_documents
 from shared.text.tokenized import tokenize, train_tokenizer
 
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 TABLE = named(pa.table({"text": [f"text number {i} of some" for i in range(200)]}), "here")

@@ -16,10 +16,8 @@ from torch import nn
 from shared.checkpoints import digests, resuming
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
-from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.extras import curves
 from shared.plan.batches import Plan
 
 STEPS = 24  # of 12 samples; an epoch has 160, so the second one begins within step 13
@@ -35,8 +33,6 @@ class Killed(Exception):
 
 def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
     """Run the recipe in this process, with a world size of 1; end it after the checkpoint of step `kill_after`."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     save = Saver.save
 
     def save_and_die(saver, progress, monitored):
@@ -47,7 +43,7 @@ def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
 
     monkeypatch.setattr(Saver, "save", save_and_die)
     try:
-        recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(output_dir)]))
+        runs.train(recipe, output_dir, *flags)
         assert kill_after is None
     except Killed:
         pass

@@ -119,12 +119,6 @@ def test_lines_of_yaml_become_the_same_values(tmp_path: Path, text: str, values:
     assert from_yaml(tmp_path, text) == values
 
 
-def test_the_file_comes_before_the_flags(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("count: 2\nrate: 3")
-    argv = ["--rate", "4", "--config", str(tmp_path / "run.yaml")]
-    assert list(command_line.layers(Fields, argv)) == [{"count": 2, "rate": 3.0}, {"rate": 4.0}]
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -93,11 +93,6 @@ def test_an_alternative_resets_the_other_one_unless_both_are_given(tmp_path: Pat
     assert (both.global_batch_size, both.gradient_accumulation_steps) == (9, 4)  # the launch checks whether they fit
 
 
-def test_parse_checks_the_values() -> None:
-    with pytest.raises(UserError, match=r"^--learning_rate -1.0: must be above 0$"):
-        parse(Config, ["--learning_rate", "-1"])
-
-
 RECIPE = '''
 """A recipe."""
 from dataclasses import dataclass
@@ -169,9 +164,7 @@ def test_help_lists_every_flag_and_parsing_imports_no_heavy_package(tmp_path: Pa
     ],
 )
 def test_check_refuses_a_value_in_one_line(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        check(Config(**changed))
-    assert str(refusal.value) == message
+    assert runs.refusal(check, Config(**changed)) == message
 
 
 @pytest.mark.parametrize(
@@ -187,17 +180,15 @@ def test_check_refuses_a_value_in_one_line(changed: dict[str, Any], message: str
         ("image_classification", "--ema_decay 1", "--ema_decay 1.0: must be above 0 and below 1"),
         ("image_classification", "--hidden_sizes 8 0", "--hidden_sizes 8 0: must be at least 1"),
         ("image_classification", "--depths -1 1", "--depths -1 1: must be at least 1"),
-        (
-            "image_classification",
-            "--warmup_ratio 1.5",
-            "--warmup_ratio 1.5: must be between 0 and 1",
-        ),  # the recipe redefines this field
+        # The recipe redefines this field.
+        ("image_classification", "--warmup_ratio 1.5", "--warmup_ratio 1.5: must be between 0 and 1"),
         ("mlm", "--mlm_probability 0", "--mlm_probability 0.0: must be above 0 and below 1"),
         ("mlm", "--mlm_probability 1", "--mlm_probability 1.0: must be above 0 and below 1"),
         ("mlm", "--random_replace_prob 1.5", "--random_replace_prob 1.5: must be between 0 and 1"),
         ("mlm", "--rope_theta 0", "--rope_theta 0.0: must be above 1"),
         ("nlp", "--warmup_ratio -0.1", "--warmup_ratio -0.1: must be between 0 and 1"),
         ("nlp", "--learning_rate 0", "--learning_rate 0.0: must be above 0"),
+        ("nlp", "--label_smoothing 1.5", "--label_smoothing 1.5: must be at least 0 and below 1"),
     ],
 )
 def test_every_recipe_checks_the_limits_of_its_numbers(recipe: str, flags: str, message: str) -> None:
@@ -227,12 +218,9 @@ def test_every_recipe_checks_the_limits_of_its_numbers(recipe: str, flags: str, 
     ],
 )
 def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, Any], first: str, second: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        check(Config(**changed))
-    message = str(refusal.value)
+    message = runs.refusal(check, Config(**changed))
     assert message.startswith(first)
     assert second in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -250,14 +238,6 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
 )
 def test_check_accepts_valid_settings(changed: dict[str, Any]) -> None:
     check(Config(**changed))
-
-
-@pytest.mark.parametrize("given", [["a", "b"], ("a", "b")])
-def test_a_field_with_several_values_accepts_a_list_from_python(given: Any) -> None:
-    config = Config(text_column_names=given)
-    check(config)
-    assert config.text_column_names == ("a", "b")
-    assert Config(text_column_names="a").text_column_names == ("a",)  # type: ignore[arg-type]
 
 
 # The learning rate

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from shared.contrastive import gradient_cache
 from shared.contrastive.gradient_cache import GradientCache, measured, number_that_fits
 from shared.contrastive.ranking_loss import RankingLoss
-from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.draws import seed_dropout
 
@@ -121,18 +120,6 @@ def test_before_the_first_step_a_micro_batch_is_a_batch_of_its_own():
     cache = GradientCache(ACCELERATOR, plan, loss, lambda _, batch: model(batch["rows"]))
     alone = loss.of_samples(model(batch["rows"]).view(2, 4, WIDTH), batch["targets"]).sum() / 8
     assert float(cache.loss(piece, batch)) == float(alone)
-
-
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (1, "--global_batch_size 1: the loss compares the samples of a batch"),
-        (41, "--global_batch_size 41: .*: use 2 to 40, the size of the training data"),
-    ],
-)
-def test_a_global_batch_without_negatives_or_larger_than_the_data_is_refused(size, message):
-    with pytest.raises(UserError, match=message):
-        GradientCache(ACCELERATOR, plan_of(size, 1), RankingLoss(0.1), lambda *_: None)
 
 
 @pytest.mark.parametrize(("free", "processes", "expected"), [(0, 1, 1), (10_000, 1, 4), (20_000, 2, 4), (9_000, 9, 1)])

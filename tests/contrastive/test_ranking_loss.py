@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.contrastive import ranking_loss
-from shared.contrastive.ranking_loss import RankingLoss, check_dims
-from shared.errors import UserError
+from shared.contrastive.ranking_loss import RankingLoss
 
 
 def cosine(one, other):
@@ -77,10 +76,3 @@ def test_the_gradient_in_parts_is_that_of_the_mean_of_all_losses(batch, symmetri
     assert torch.allclose(gradient, whole.grad, rtol=1e-9, atol=1e-12)
     assert torch.allclose(losses, loss.of_samples(embeddings, texts), rtol=1e-12)
     assert not embeddings.requires_grad
-
-
-def test_dimensions_beyond_the_width_or_given_twice_are_refused():
-    check_dims((64, 32), 64)
-    for dims in ((65, 8), (8, 8)):
-        with pytest.raises(UserError, match="the embeddings have 64 dimensions: use different numbers up to 64"):
-            check_dims(dims, 64)

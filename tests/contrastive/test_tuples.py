@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import re
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import refusal
 
 from shared.contrastive.pooling import add_pooling
 from shared.contrastive.tuples import (
@@ -186,9 +188,7 @@ def test_wrong_columns_are_refused_in_one_line(file, columns, message):
         train, _ = load_tuples(Settings(train_file=(str(file),), text_column_names=columns))
         train_tokenizer(train, columns, "wordpiece", 200, 16)
 
-    with pytest.raises(UserError, match=message) as caught:
-        load()
-    assert "\n" not in str(caught.value)
+    assert re.match(message, refusal(load))
 
 
 def test_a_row_without_a_text_is_named(tmp_path):
@@ -255,6 +255,4 @@ def test_columns_and_lists_of_negatives_are_the_same_data(data, tmp_path):
 def test_wrong_lists_prompts_and_lengths_are_refused_in_one_line(data, tmp_path, others, changes, message):
     *_, tokenizer = data
     table = write_lists(tmp_path / "lists.jsonl", [("question", "answer", each) for each in others])
-    with pytest.raises(UserError, match=message) as caught:
-        tokenize_tuples(table, replace(Settings(), **changes), tokenizer)
-    assert "\n" not in str(caught.value)
+    assert re.match(message, refusal(tokenize_tuples, table, replace(Settings(), **changes), tokenizer))

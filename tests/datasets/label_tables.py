@@ -3,10 +3,8 @@
 import json
 
 import pyarrow as pa
-import pytest
 
 from shared.datasets.tables import named
-from shared.errors import UserError
 
 
 def table_of(values, type_=None, source="--train_file a.csv") -> pa.Table:
@@ -19,10 +17,3 @@ def class_labels(table: pa.Table, names: list[str], as_list: dict | None = None)
     features = {"label": feature if as_list is None else {"feature": feature, **as_list}}
     metadata = {**table.schema.metadata, b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     return table.replace_schema_metadata(metadata)
-
-
-def refused(function, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)

@@ -15,12 +15,9 @@ from shared.datasets.documents import first_texts, load_documents, of_file, of_t
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 TEXTS = ["The first text.", "", "A second, longer one, with a comma\nand a line.", "   ", "Ünïcode — and [MASK] it is."]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def write(folder, kind):

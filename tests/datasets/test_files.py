@@ -8,6 +8,7 @@ import lzma
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from runs import refusal
 
 from shared.config import options
 from shared.config.options import differences
@@ -15,8 +16,9 @@ from shared.datasets.documents import load_documents, of_files
 from shared.datasets.files import find_files
 from shared.datasets.rows import column_of, source_of, where
 from shared.datasets.tables import load_tables, read_file
-from shared.errors import UserError
 from shared.options.data_options import DataOptions
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 COMPRESS = {
     "gz": gzip.compress,
@@ -33,11 +35,6 @@ KINDS = {
 ROWS = [(f"text, {i}" if i % 3 else f"row {i} é", i % 2) for i in range(9)]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def write(path, rows):
     """Write the rows as a file of the kind given by its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,13 +49,6 @@ def write(path, rows):
 
 def texts_of(documents):
     return [text for batch in documents.batches() for text in batch]
-
-
-def refusal(function, *arguments):
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def refusals(given):

@@ -1,7 +1,8 @@
 """Labels of the training and the validation part are matched by their names."""
 
 import pytest
-from label_tables import class_labels, refused, table_of
+from label_tables import class_labels, table_of
+from runs import refusal
 
 from shared.datasets.labels import Labels
 
@@ -39,7 +40,7 @@ def test_lists_of_labels_are_matched_by_their_names(as_list):
 @pytest.mark.parametrize("training", list(TRAINING))
 def test_a_name_that_the_training_data_lacks_is_refused_for_any_number(training):
     labels = Labels.from_table(TRAINING[training](), "label")
-    message = refused(labels.encode, class_labels(table_of([0, 1], source="v"), ["bad", "ugly"]))
+    message = refusal(labels.encode, class_labels(table_of([0, 1], source="v"), ["bad", "ugly"]))
     assert message.startswith("row 2 of v has a label in label that training does not have (unknown: ugly; known: ")
 
 
@@ -49,8 +50,8 @@ def test_numbers_without_names_are_matched_to_the_names_of_the_other_part_with_a
     assert capsys.readouterr().err == (
         "v has numbers in label where training has names: read as 0 is bad, 1 is so-so, 2 is good\n"
     )
-    assert "has no label in label" in refused(labels.encode, table_of([2, -1], source="v"))
-    assert "v has the labels 2, 3 in label, and the training data has bad" in refused(
+    assert "has no label in label" in refusal(labels.encode, table_of([2, -1], source="v"))
+    assert "v has the labels 2, 3 in label, and the training data has bad" in refusal(
         labels.encode, table_of([2, 3], source="v")
     )
     labels = Labels.from_table(table_of([0, 1, 2]), "label")
@@ -62,7 +63,7 @@ def test_numbers_without_names_are_matched_to_the_names_of_the_other_part_with_a
 def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
     labels = Labels.from_table(class_labels(table_of([0, 1, 2]), ["1", "2", "3"]), "label")
     assert labels.encode(table_of([1, 3], source="v")).tolist() == [0, 2]
-    assert "can be names or numbers of classes" in refused(labels.encode, table_of([1, 2], source="v"))
+    assert "can be names or numbers of classes" in refusal(labels.encode, table_of([1, 2], source="v"))
     assert labels.encode(class_labels(table_of([1, 0], source="v"), ["3", "1"])).tolist() == [0, 2]
 
 
@@ -76,20 +77,14 @@ def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
 )
 def test_numbers_in_one_part_and_names_in_the_other_are_refused(training, validation, expected):
     labels = Labels.from_table(table_of(training), "label")
-    assert refused(labels.encode, table_of(validation, source="v")).startswith(expected)
+    assert refusal(labels.encode, table_of(validation, source="v")).startswith(expected)
 
 
 def test_a_class_label_without_a_name_for_a_number_is_refused():
     table = class_labels(table_of([0, 1, 2]), ["no", "yes"])
-    message = refused(Labels.from_table(table, "label").encode, table)
+    message = refusal(Labels.from_table(table, "label").encode, table)
     assert message.startswith(
         "row 3 of --train_file a.csv has 2 in label, but its ClassLabel has names for 0 to 1 only"
-    )
-
-
-def test_labels_that_differ_in_white_space_only_are_refused():
-    assert "the labels 'a' and 'a ', which differ in white space" in refused(
-        Labels.from_table, table_of(["a", "b", "a "]), "label"
     )
 
 

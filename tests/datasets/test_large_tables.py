@@ -2,7 +2,9 @@
 
 import bz2
 import json
+from functools import partial
 
+import large_data
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,31 +15,13 @@ from shared.datasets import arrow_files, files, label_cells, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import column_of, content_of, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
-from shared.errors import UserError
 from shared.options.data_options import DataOptions
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 ROWS = 60
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-
-
-def in_both_ways(read):
-    """What `read` returns, or the message of its error: for tables in memory, and for memory-mapped ones."""
-    found = []
-    for most, block_bytes, block_rows in ((1 << 24, 1 << 24, 1 << 18), (-1, 64, 7)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(arrow_files, "IN_MEMORY", most)
-            patch.setattr(files, "BLOCK_BYTES", block_bytes)
-            patch.setattr(rows, "BLOCK_ROWS", block_rows)
-            try:
-                found.append(read())
-            except UserError as error:
-                found.append(str(error))
-    assert not any("\n" in message for message in found if isinstance(message, str))
-    return found
+LARGE = {(arrow_files, "IN_MEMORY"): -1, (files, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
+in_both_ways = partial(large_data.in_both_ways, large=LARGE)
 
 
 def write(path, labels):

@@ -19,13 +19,10 @@ from shared.datasets.files import blocks_of_lines, line_number
 from shared.datasets.readers import row_groups
 from shared.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 TEXTS = [f"document {i} " + "é, x " * (i % 7) for i in range(60)]
 KINDS = ("txt", "jsonl", "csv", "parquet", "json", "txt.gz", "jsonl.zst", "csv.xz", "parquet.gz")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture

@@ -83,18 +83,9 @@ def test_labels_of_a_jsonl_file_match_those_of_a_csv_file(tmp_path):
 # Which columns
 
 
-@pytest.mark.parametrize(
-    ("text", "label", "expected"),
-    [
-        (
-            ("text", "label"),
-            "label",
-            "--text_column_names text label and --label_column_name label: use different",
-        ),
-        (("text", "text"), "label", "--text_column_names text text and --label_column_name label: use different"),
-    ],
-)
-def test_text_and_label_columns_that_overlap_are_refused(tmp_path, text, label, expected):
+@pytest.mark.parametrize("text", [("text", "label"), ("text", "text")])
+def test_text_and_label_columns_that_overlap_are_refused(tmp_path, text):
     path = write(tmp_path / "a.csv", "text,label\na,1\nb,2\n")
+    expected = f"--text_column_names {' '.join(text)} and --label_column_name label: use different"
     with pytest.raises(UserError, match=expected):
-        load(text, label, train_file=path)
+        load(text, "label", train_file=path)

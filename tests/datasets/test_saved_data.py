@@ -12,12 +12,9 @@ from shared.datasets.tables import limited, load_tables, read_saved
 from shared.options.data_options import DataOptions
 from shared.tagging.tagged_texts import load_tagged
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 datasets = pytest.importorskip("datasets")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
 
 
 def save(folder, labels, **features):

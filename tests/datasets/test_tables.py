@@ -28,11 +28,6 @@ def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tmp_path):
         column_of(table, "label", "--label_column_name")
 
 
-def test_a_categorical_column_is_read_as_its_values():
-    table = pa.table({"label": pa.array(["a", "b", "a"]).dictionary_encode()})
-    assert column_of(table, "label", "--label_column_name").type == pa.string()
-
-
 # Which source
 
 
@@ -105,16 +100,6 @@ def test_without_a_validation_split_the_test_split_is_used_with_a_message(saved,
     assert "test split" not in capfd.readouterr().err
 
 
-def test_a_dataset_without_a_train_split_is_refused(saved):
-    with pytest.raises(UserError, match=r"no train split \(splits: test\)"):
-        load(dataset_name=str(saved / "test_only"))
-
-
-def test_a_folder_that_save_to_disk_did_not_write_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--dataset_name .* should be one that save_to_disk of datasets wrote"):
-        load(dataset_name=str(tmp_path))
-
-
 def test_a_saved_dataset_that_was_cut_off_is_refused(saved, tmp_path):
     for path in (saved / "one").iterdir():
         content = path.read_bytes()
@@ -123,20 +108,17 @@ def test_a_saved_dataset_that_was_cut_off_is_refused(saved, tmp_path):
         read_saved(str(tmp_path))
 
 
-def test_a_config_name_for_a_folder_is_refused(saved):
-    with pytest.raises(UserError, match="--dataset_config_name mrpc"):
-        load(dataset_name=str(saved / "one"), dataset_config_name="mrpc")
-
-
-@pytest.mark.parametrize("name", ["./gone", "/gone/folder", "~/gone", "out/some/folder"])
-def test_a_missing_folder_is_not_taken_as_a_hub_name(name):
-    with pytest.raises(UserError, match=f"--dataset_name {name}: no such folder"):
-        read_hub(name, None)
-
-
-def test_a_file_as_dataset_name_is_refused(tmp_path):
-    with pytest.raises(UserError, match="use it as --train_file"):
-        read_hub(str(write(tmp_path / "a.csv", "x\n1\n")), None)
+def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_hub_name(saved, tmp_path):
+    missing = ("./gone", "/gone/folder", "~/gone", "out/some/folder")
+    for name, config, expected in (
+        (saved / "test_only", None, r"no train split \(splits: test\)"),
+        (tmp_path, None, "--dataset_name .* should be one that save_to_disk of datasets wrote"),
+        (saved / "one", "mrpc", "--dataset_config_name mrpc"),
+        (write(tmp_path / "a.csv", "x\n1\n"), None, "use it as --train_file"),
+        *((name, None, f"--dataset_name {name}: no such folder") for name in missing),
+    ):
+        with pytest.raises(UserError, match=expected):
+            load(dataset_name=str(name), dataset_config_name=config)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import runs
 from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser as torchrun_parser
 
@@ -27,17 +28,8 @@ PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "accelerate_configs/*.md", "
 DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
-OTHER_FLAGS = {
-    "index-url",
-    "exclude-dir",
-    "extra",
-    "loss_tolerance",
-    "weight_tolerance",
-    "table",
-    "timeout",
-    "kills",
-    "walks",
-}
+OTHER_FLAGS = {"index-url", "exclude-dir", "extra", "kills", "walks"}
+OTHER_FLAGS |= {"loss_tolerance", "weight_tolerance", "table", "timeout"}
 OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
 # Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.
@@ -133,11 +125,7 @@ def recipe_flags() -> set[str]:
     """The settings of all recipes, and the flags that every recipe's command line has."""
     flags = {"config", "help"}
     for recipe in RECIPES:
-        spec = importlib.util.spec_from_file_location(f"documented_{recipe.stem}", recipe)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        hints = field_types(module.Config)
+        hints = field_types(runs.load(recipe).Config)
         flags |= set(hints) | {f"no_{field}" for field, hint in hints.items() if hint is bool}
     return flags
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import runs
 import torch
-from families import FAMILIES, tiny
+from families import FAMILIES, logits_and_gradients, tiny
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from shared.config import options
@@ -50,13 +50,6 @@ def batch():
     return {"input_ids": ids, "attention_mask": (torch.arange(20) < lengths).long()}
 
 
-def logits_and_gradients(model):
-    model.zero_grad()
-    logits = model(**batch()).logits
-    logits.square().sum().backward()
-    return logits, torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
-
-
 def give_values_to_b(model):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -66,8 +59,8 @@ def give_values_to_b(model):
 
 
 def distances(model, other):
-    pairs = zip(logits_and_gradients(model), logits_and_gradients(other), strict=True)
-    return [runs.distance(one.detach(), two.detach()) for one, two in pairs]
+    pairs = zip(*(logits_and_gradients(each, batch()) for each in (model, other)), strict=True)
+    return [runs.distance(one, two) for one, two in pairs]
 
 
 @pytest.mark.parametrize(

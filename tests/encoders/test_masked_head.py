@@ -74,16 +74,8 @@ def packed(model, read=None):
     return batch
 
 
-def logits_and_gradients(model, batch):
-    model.zero_grad()
-    logits = model(**batch).logits
-    logits.float().square().sum().backward()
-    gradients = {name: p.grad.flatten() for name, p in model.named_parameters() if p.grad is not None}
-    return logits.detach(), torch.cat([gradients[name] for name in sorted(gradients)])
-
-
 def check_equal(whole, short, batch=None, most=1e-5):
-    pairs = [logits_and_gradients(model, batch or packed(model)) for model in (whole, short)]
+    pairs = [families.logits_and_gradients(model, batch or packed(model)) for model in (whole, short)]
     for one, other in zip(*pairs, strict=True):
         assert runs.distance(other, one) < most
 

@@ -55,14 +55,6 @@ def inputs_of(batch):
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def logits_and_gradients(model, batch):
-    model.zero_grad()
-    logits = model(**inputs_of(batch)).logits
-    logits.square().sum().backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return logits.detach(), torch.cat([gradients[name].flatten() for name in sorted(gradients)])
-
-
 def as_in_the_recipe(model, precision="no", compiled=False):
     """The model after `adapt_to_device` on a CPU."""
     accelerator = SimpleNamespace(device=CPU, num_processes=1, is_fsdp2=False, mixed_precision=precision, print=print)
@@ -81,7 +73,7 @@ def test_packed_texts_have_the_logits_and_gradients_of_padded_rows_or_the_model_
     whole = tiny(name)
     model = as_in_the_recipe(copy.deepcopy(whole))
     rows, attention = Padding(0)(items(model)), model.config._attn_implementation
-    expected = logits_and_gradients(whole, rows)
+    expected = families.logits_and_gradients(whole, inputs_of(rows))
     assert unpack_before_head(model) == packed_in_table(HEADS[name][0])
     assert model.config._attn_implementation == attention
     if not packed_in_table(HEADS[name][0]):
@@ -92,7 +84,7 @@ def test_packed_texts_have_the_logits_and_gradients_of_padded_rows_or_the_model_
     use_packed_attention(model, CPU, "no")
     batch = PackedTexts.for_model(model.config)(items(model))
     assert batch["input_ids"].shape == (1, sum(LENGTHS))
-    for found, value in zip(logits_and_gradients(model, batch), expected, strict=True):
+    for found, value in zip(families.logits_and_gradients(model, inputs_of(batch)), expected, strict=True):
         assert found.shape == value.shape
         assert runs.distance(found, value) < 1e-5
     others = copy.deepcopy(batch)
@@ -121,9 +113,9 @@ def test_what_else_is_done_to_layers_goes_with_packing(name, how, monkeypatch):
     model = as_in_the_recipe(model, "bf16" if half else "no", compiled=how == "compiled")
     collate, said = packed(model, "bf16" if half else "no")
     assert said.startswith("; packed without padding, attention over documents padded")
-    expected = logits_and_gradients(whole, Padding(0)(items(model)))
+    expected = families.logits_and_gradients(whole, inputs_of(Padding(0)(items(model))))
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        found = logits_and_gradients(model, collate(items(model)))
+        found = families.logits_and_gradients(model, inputs_of(collate(items(model))))
     for one, other in zip(expected, found, strict=True):
         assert runs.distance(other.float(), one) < (0.05 if half else 1e-5)
 

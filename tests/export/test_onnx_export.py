@@ -12,15 +12,15 @@ import pytest
 import runs
 import torch
 from PIL import Image
+from predicting import predict_file, read_csv
+from runs import refusal
 from torch.nn import functional as F
 
-from shared import export, predict
+from shared import export
 from shared.contrastive.sentence_transformers_files import SentenceTokenizer
-from shared.errors import UserError
 from shared.onnx_models.graph import Graph
 from shared.onnx_models.runtime import OnnxModel
 from shared.predictions import parts
-from shared.processes import folder_lock
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 OTHER_SHAPE = 5, 29  # rows and tokens, unlike those of the batch with which a model is exported
@@ -35,27 +35,12 @@ def one_process(one_cpu_process_without_a_picture, launched_by_nobody, monkeypat
 @pytest.fixture(scope="module")
 def rows(texts):
     """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
-    with texts[3].open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(texts[3])
 
 
 def export_model(*words):
     """The figures of `python -m shared.export` with these words."""
     return export.export(export.parse_export([str(word) for word in words]))
-
-
-def predict_file(*words):
-    """The scores of `python -m shared.predict` with these words."""
-    return predict.predict(predict.parse([str(word) for word in words]))
-
-
-def refusal(function, *words):
-    """The one-line error of a command that is refused."""
-    with pytest.raises(UserError) as caught:
-        function(*words)
-    folder_lock.release_all()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def write_bert(folder, alone, kind, **config):

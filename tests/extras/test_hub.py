@@ -120,26 +120,21 @@ def test_a_local_model_needs_no_hub(monkeypatch, tmp_path, closed):
         hub.require_model(str(tmp_path), "v2")
 
 
-def test_a_folder_without_a_config_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--model_name_or_path .* has no config.json"):
-        hub.require_model(str(tmp_path))
+MISSING = ("./gone", "/gone/model", "~/gone", "out/nlp/model")
 
 
-def test_a_file_instead_of_a_model_folder_is_refused(tmp_path):
-    (tmp_path / "model.bin").write_text("")
-    with pytest.raises(UserError, match="is a file"):
-        hub.require_model(str(tmp_path / "model.bin"))
-
-
-@pytest.mark.parametrize("name", ["./gone", "/gone/model", "~/gone", "out/nlp/model"])
-def test_a_missing_path_is_not_taken_as_a_hub_name(name):
-    with pytest.raises(UserError, match=f"--model_name_or_path {name}: no such folder"):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, f"--model_name_or_path {name}: no such folder") for name in MISSING),
+        (__file__, "is a file"),
+        ("my model", "neither a folder nor a valid name"),
+    ],
+)
+def test_what_is_neither_a_model_nor_a_name_is_refused_without_the_hub(name, expected):
+    """tests/recipes/test_bad_input.py has a folder without a config."""
+    with pytest.raises(UserError, match=expected):
         hub.require_model(name)
-
-
-def test_a_name_that_is_invalid_on_the_hub_is_refused():
-    with pytest.raises(UserError, match="neither a folder nor a valid name"):
-        hub.require_model("my model")
 
 
 def test_a_cached_model_is_loaded_from_local_files_only_without_a_network(monkeypatch, tmp_path, closed, stand_in):

@@ -17,6 +17,8 @@ from shared.models.layers import backbone
 from shared.models.optimizers import muon_groups
 from shared.pretrained.from_pretrained import head_for, label_order
 
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
 WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PATCHES = WIDE | {"image_size": 32, "patch_size": 8}
 TWO_TOWERS = {"vision_config": PATCHES, "text_config": WIDE | {"vocab_size": 50}}
@@ -54,11 +56,6 @@ FAMILIES = {
 @pytest.fixture(scope="module")
 def recipe():
     return runs.load_recipe("image_classification")
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +151,6 @@ def test_the_backbone_of_a_model_that_names_none_is_frozen_and_found_by_muon(rec
     assert backbone(model) is model.vision_model
     muon = next(group for group in muon_groups(model, 0.1) if group["use_muon"])
     assert len(muon["params"]) > 8
-
-
-def test_parameters_that_the_loss_does_not_reach_are_frozen_and_named(recipe, tmp_path, images, capsys):
-    write_model(tmp_path / "given", "Dinov2")
-    recipe.main(config_of(recipe, tmp_path, images))
-    assert "frozen, because the loss does not depend on them: dinov2.embeddings.mask_token" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", ["ViT", "CLIP"])

@@ -1,13 +1,11 @@
 """`python -m shared.prepare` decodes images ahead of training."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import runs
 from small_images import folders
 
-from shared.cache import prepared
 from shared.config import options
 
 RECIPE = runs.ROOT / "recipes/image_classification.py"
@@ -29,10 +27,7 @@ def test_training_with_the_same_flags_finds_the_images_that_two_processes_decode
         ("validation", "8"),
     ]
 
-    def mkdtemp(**_):
-        raise AssertionError("data were prepared again")
-
-    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+    runs.forbid_preparing(monkeypatch)
     recipe = runs.load_recipe("image_classification")
     train, validation, *_ = recipe.load_data(options.parse(recipe.Config, flags))
     assert (len(train), len(validation)) == (32, 8)

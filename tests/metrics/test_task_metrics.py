@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+import runs
 from resolved_metrics import resolve
 
-from shared.errors import UserError
 from shared.metrics.functions import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
@@ -41,41 +40,6 @@ def test_metric_name_replaces_the_defaults() -> None:
     metrics = resolve("classification", "macro_f1")
     assert metrics.names[0] == "macro_f1"
     assert set(metrics.compute(np.array([0, 1]), np.array([0, 1]))) == {"macro_f1"}
-
-
-def scored(kind: str, *names: str, classes: int = 3, rows: int = 60, **settings: Any) -> tuple[Any, ...]:
-    """(values of the metrics `names`, probabilities, predictions, targets) for random logits."""
-    random = np.random.default_rng(classes)
-    logits = torch.from_numpy(random.normal(size=(rows, classes)).astype(np.float32))
-    several = kind == "multi_label"
-    true = random.integers(0, 2, (rows, classes)) if several else random.integers(0, classes, rows)
-    predicted = (logits > 0).long().numpy() if several else logits.argmax(1).numpy()
-    metrics = resolve(kind, *names, classes=classes, targets=true, **settings)
-    scores = metrics.probabilities(logits).numpy()
-    return metrics.compute(predicted, true, scores), scores, predicted, true
-
-
-def test_several_metrics_equal_those_of_scikit_learn_and_the_first_is_the_main_one() -> None:
-    from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
-
-    names = ("f1_of_class", "accuracy", "roc_auc", "recall_of_class", "precision_of_class")
-    values, scores, predicted, true = scored("classification", *names, classes=2)
-    of_class = {"f1": f1_score, "recall": recall_score, "precision": precision_score}
-    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores[:, 1])}
-    expected |= {f"{name}_of_class": compute(true, predicted) for name, compute in of_class.items()}
-    assert values == pytest.approx(expected, abs=1e-12)
-    assert tuple(values) == names
-    assert resolve("classification", *names).names[0] == "f1_of_class"
-
-    values, scores, predicted, true = scored("classification", *names, positive_label="a")
-    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores, multi_class="ovr")}
-    expected |= {f"{name}_of_class": compute(true == 0, predicted == 0) for name, compute in of_class.items()}
-    assert values == pytest.approx(expected, abs=1e-6)
-
-    values, scores, predicted, true = scored("multi_label", *names, positive_label="c")
-    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores, average="macro")}
-    expected |= {f"{name}_of_class": compute(true[:, 2], predicted[:, 2]) for name, compute in of_class.items()}
-    assert values == pytest.approx(expected, abs=1e-12)
 
 
 def test_metrics_of_images_use_the_most_likely_class_and_the_probabilities() -> None:
@@ -113,10 +77,7 @@ POSITIVE_B = {"positive_label": "b"}
 def test_metrics_that_do_not_fit_the_task_or_the_flags_are_refused(
     names: list[str], settings: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(UserError) as refused:
-        resolve(settings.pop("kind", "classification"), *names, **settings)
-    assert expected in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert expected in runs.refusal(resolve, settings.pop("kind", "classification"), *names, **settings)
 
 
 NO_AUC = "roc_auc cannot be computed (NaN): each row of the validation data has the same"

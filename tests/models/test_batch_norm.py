@@ -129,11 +129,6 @@ def test_averages_begin_with_the_buffers_of_a_loaded_checkpoint():
     assert torch.allclose(net[1].running_mean, expected()[0], atol=1e-6)
 
 
-def test_a_norm_without_momentum_is_refused():
-    with pytest.raises(UserError, match=r"momentum=None .*set momentum=0\.1"):
-        RunningAverages(Accelerator(cpu=True), nn.BatchNorm1d(3, momentum=None))
-
-
 def test_a_model_without_batch_norm_works():
     net = nn.Conv2d(3, 4, 3)
     step(net, averages_of(net))
@@ -187,7 +182,9 @@ def test_synchronized_norms_give_every_process_the_same_number_of_micro_batches(
         assert bool(plan.depends_on_processes) == equal
 
 
-def test_synchronized_norms_are_refused_without_a_gpu_and_without_norms():
+def test_norms_without_momentum_and_synchronized_ones_without_a_gpu_or_norms_are_refused():
+    with pytest.raises(UserError, match=r"momentum=None .*set momentum=0\.1"):
+        RunningAverages(Accelerator(cpu=True), nn.BatchNorm1d(3, momentum=None))
     with pytest.raises(UserError, match="--sync_batchnorm needs a GPU"):
         synchronize(SimpleNamespace(device=torch.device("cpu")), model())
     with pytest.raises(UserError, match="no effect on a model without batch norm"):

@@ -77,8 +77,7 @@ def call(texts, monkeypatch, tmp_path):
         module = runs.load_recipe(recipe)
         monkeypatch.setattr(module, "build_model", make)
         data = runs.TINY_IMAGES if recipe == "image_classification" else [*runs.TINY, *texts]
-        words = [*data, "--max_train_steps", 2, "--eval_steps", 2, *flags, "--output_dir", tmp_path / "run"]
-        return module.main(options.parse(module.Config, [*map(str, words)]))
+        return runs.train(module, tmp_path / "run", *data, "--max_train_steps", 2, "--eval_steps", 2, *flags)
 
     yield train
     folder_lock.release_all()

@@ -1,8 +1,6 @@
 """--freeze keeps weights, and --layer_lr_decay trains lower layers at smaller rates."""
 
 import pytest
-import runs
-import torch
 from torch import nn
 from transformers import (
     BertConfig,
@@ -19,7 +17,6 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from shared.config import options
 from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
 from shared.models.trainable import freeze
@@ -113,24 +110,3 @@ def test_without_a_decay_there_are_the_usual_groups():
 def test_a_model_without_layers_has_no_decay():
     with pytest.raises(UserError, match=r"--layer_lr_decay 0.9: a Linear has no list of layers"):
         make_optimizer(nn.Linear(2, 2), ModelOptions(layer_lr_decay=0.9))
-
-
-def test_a_run_keeps_frozen_weights_and_resumes_bit_identically(
-    texts, tmp_path, one_cpu_process_without_a_picture, capsys
-):
-    nlp = runs.load_recipe("nlp")
-    words = [*texts, *runs.TINY, "--freeze", "embeddings", "layers.0", "--layer_lr_decay", 0.5]
-    words += ["--checkpointing_steps", 4, "--learning_rate", 0.01]
-    flags = [str(word) for word in words]
-    nlp.main(options.parse(nlp.Config, [*flags, "--output_dir", str(tmp_path / "whole")]))
-    assert "--freeze embeddings layers.0: " in capsys.readouterr().err
-    middle = str(tmp_path / "whole/checkpoints/step_00000004")
-    resumed = [*flags, "--resume_from_checkpoint", middle, "--output_dir", str(tmp_path / "resumed")]
-    nlp.main(options.parse(nlp.Config, resumed))
-    files = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "resumed")]
-    assert files[0] == files[1]
-    *_, labels, tokenizer = nlp.load_data(config := options.parse(nlp.Config, flags))
-    before = nlp.build_model(config, labels, tokenizer).state_dict()
-    after = nlp.build_model(config, labels, tokenizer).from_pretrained(tmp_path / "whole/model").state_dict()
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {name for name in before if "embeddings" not in name and ".layers.0." not in name}

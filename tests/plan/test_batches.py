@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.errors import UserError
 from shared.plan.batches import Plan, evaluation_batches
-from shared.plan.cutting import cut_points, share
+from shared.plan.cutting import cut_points
 from shared.plan.draws import hash64, permutation
 
 
@@ -209,16 +209,6 @@ def test_equal_lengths_are_cut_evenly():
     assert cut_points([5] * 10, 20, None, 1) == [0, 2, 5, 7]
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 9), st.booleans())
-def test_share_gives_each_micro_batch_to_one_process(costs, processes, equal_counts):
-    given = share(costs, processes, equal_counts)
-    assert sorted(i for mine in given for i in mine) == list(range(len(costs)))
-    if equal_counts:
-        assert max(map(len, given)) <= -(-len(costs) // processes)
-    if len(costs) >= processes:
-        assert all(given)
-
-
 def test_idle_time_of_two_processes_is_small():
     lengths = np.clip(np.random.default_rng(0).lognormal(3.7, 0.7, 4000), 4, 512).astype(int)
     plan = Plan(lengths=lengths, seed=0, global_batch_size=256, num_epochs=2, max_tokens=4096, num_processes=2)
@@ -292,16 +282,14 @@ def test_max_steps_may_exceed_an_epoch_and_every_batch_is_full():
     assert set(plan.global_batch(0)[1].tolist()) == {0, 1, 2}
 
 
-def test_a_sample_beyond_the_budget_is_named_with_its_length_and_the_flag():
-    with pytest.raises(UserError, match=r"--max_tokens_per_micro_batch 50 .* sample 1, which has 60 tokens"):
-        Plan(lengths=np.array([10, 60, 5]), seed=0, global_batch_size=2, num_epochs=1, max_tokens=50)
-
-
-def test_a_global_batch_below_the_number_of_processes_is_refused():
-    with pytest.raises(UserError, match=r"--global_batch_size 2 is smaller than the number of processes, 3"):
-        Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=1, num_processes=3)
-
-
-def test_a_token_budget_without_lengths_is_refused():
-    with pytest.raises(UserError, match=r"--max_tokens_per_micro_batch 8 needs the lengths"):
-        Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=1, max_tokens=8)
+@pytest.mark.parametrize(
+    ("settings_", "expected"),
+    [
+        ({"lengths": np.array([10, 60, 5]), "max_tokens": 50}, "micro_batch 50 .* sample 1, which has 60 tokens"),
+        ({"num_samples": 10, "num_processes": 3}, "--global_batch_size 2 is smaller than the number of processes, 3"),
+        ({"num_samples": 10, "max_tokens": 8}, "--max_tokens_per_micro_batch 8 needs the lengths"),
+    ],
+)
+def test_settings_without_a_plan_are_refused(settings_, expected):
+    with pytest.raises(UserError, match=expected):
+        Plan(**settings_, seed=0, global_batch_size=2, num_epochs=1)

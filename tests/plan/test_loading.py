@@ -7,11 +7,11 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from shared.errors import UserError
-from shared.plan.batches import Plan, evaluation_batches
-from shared.plan.loading import Loader, feed
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
 
 CPU = torch.device("cpu")
 
@@ -86,13 +86,6 @@ def test_the_workers_of_a_loader_end_with_it():
     assert not set(active_children()) - before
 
 
-def test_a_plain_torch_dataset_works():
-    dataset = TensorDataset(torch.arange(40.0), torch.arange(40) % 3)
-    loader = Loader(dataset, Plan(num_samples=40, seed=0, global_batch_size=8, num_epochs=1), default_collate, CPU)
-    values = [x for step in range(5) for _, (xs, _) in loader.micro_batches(step) for x in xs.tolist()]
-    assert sorted(values) == list(range(40))
-
-
 def test_the_collate_fn_of_a_user_gets_the_list_of_samples():
     for micro_batch, batch in fed(plan_of(10), list(range(100, 110)), collate_fn=lambda samples: samples):
         assert batch == [100 + i for i in micro_batch.samples.tolist()]
@@ -109,14 +102,6 @@ def test_a_dataset_without_random_draws_leaves_the_generators_unchanged():
     before = torch.get_rng_state()
     fed(plan_of(23), Still())
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_evaluation_gets_every_sample_once():
-    schedule = evaluation_batches(np.arange(1, 12), 20, None)
-    seen = [
-        row for _, batch in feed(schedule, TensorDataset(torch.arange(11)), default_collate, CPU) for row in batch[0]
-    ]
-    assert sorted(map(int, seen)) == list(range(11))
 
 
 class Stream(IterableDataset):

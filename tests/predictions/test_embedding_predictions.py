@@ -9,18 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import message_of, predict_file
+from predicting import predict_file, read_csv
+from runs import refusal
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from shared import mine_negatives, predict
-from shared.config import options
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +23,7 @@ def pairs(texts, tmp_path_factory):
     """CSV files of pairs, for training and validation: the first and the second half of each text."""
     folder, files = tmp_path_factory.mktemp("pairs"), []
     for name, file in (("train", texts[1]), ("validation", texts[3])):
-        with file.open(newline="") as opened:
-            words = [row["text"].split() for row in csv.DictReader(opened)]
+        words = [row["text"].split() for row in read_csv(file)]
         rows = [(" ".join(each[::2]), " ".join(each[1::2])) for each in words]
         rows[5] = rows[4][0], rows[5][1]  # an anchor with two positives
         files.append(folder / f"{name}.csv")
@@ -41,15 +35,12 @@ def pairs(texts, tmp_path_factory):
 @pytest.fixture(scope="module", params=["mean"])
 def trained(pairs, tmp_path_factory, request):
     """The output folder of a short run, and its last evaluation."""
-    output, recipe = tmp_path_factory.mktemp("trained") / "run", runs.load_recipe("embeddings")
-    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--output_dir", output]
+    output = tmp_path_factory.mktemp("trained") / "run"
+    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1]]
     kind = ["--static"] if request.param == "static" else ["--pooling", request.param]
     flags += ["--matryoshka_dims", 32, 8, *kind, "--prompts", "find: ", ""]
     flags += ["--max_length", 24, 48]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ACCELERATE_USE_CPU", "true")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        return output, recipe.main(options.parse(recipe.Config, [*map(str, flags)]))
+    return output, runs.train("embeddings", output, *flags)
 
 
 def vectors(file, name):
@@ -61,7 +52,9 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     run, reported = trained
     scores = predict_file(run, "--predictions_file", tmp_path / "own.parquet")
     assert scores == pytest.approx(reported, rel=1e-5)
-    assert {"eval_loss", "eval_ndcg_at_10", "eval_ndcg_at_10_dim_8", "eval_mrr_at_10"} <= {*scores}
+    shared = {"eval_loss", "eval_ndcg_at_10", "eval_recall_at_10", "eval_mrr_at_10"}
+    assert {*scores} == shared | {"eval_ndcg_at_10_dim_32", "eval_ndcg_at_10_dim_8"}
+    assert reported["eval_ndcg_at_10"] == reported["eval_ndcg_at_10_dim_32"]  # all dimensions
     table = pq.read_table(tmp_path / "own.parquet")
     assert table.column_names == ["anchor", "positive", "embedding_anchor", "embedding_positive"]
     # the same pairs as a file, in parts that two processes compute
@@ -70,6 +63,19 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert codes == [0, 0], output
     assert predict_file(run, *flags, tmp_path / "one.parquet") == pytest.approx(reported, rel=1e-5)
     assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
+
+
+def test_the_exported_folder_names_pooling_length_and_prompts(trained):
+    folder = trained[0] / "model"
+    modules = json.loads((folder / "modules.json").read_text())
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
+    assert (pooling["pooling_mode_mean_tokens"], pooling["pooling_mode_cls_token"]) == (True, False)
+    assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
+    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+    assert settings["prompts"] == {"query": "find: ", "document": ""}
+    assert settings["default_prompt_name"] is None
+    assert "SentenceTransformer" in (folder / "README.md").read_text()
 
 
 def test_without_packing_the_scores_are_the_same(trained, tmp_path):
@@ -85,8 +91,7 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
     from transformers import AutoModel, AutoTokenizer
 
     run, folder = trained[0], trained[0] / "model"
-    with pairs[1].open(newline="") as file:
-        given = [row["positive"] for row in csv.DictReader(file)]
+    given = [row["positive"] for row in read_csv(pairs[1])]
     rows = [{"id": f"0{i}", "body": text} for i, text in enumerate(given)]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = ["--text_column_names", "body", "--prompts", "", "--max_length", 48]
@@ -120,8 +125,7 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
 def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    with pairs[1].open(newline="") as file:
-        given = [row["anchor"] for row in csv.DictReader(file)]
+    given = [row["anchor"] for row in read_csv(pairs[1])]
     library = SentenceTransformer(str(trained[0] / "model"), device="cpu")
     for folder in (trained[0], trained[0] / "model"):
         output = tmp_path / f"{folder.name}.parquet"
@@ -134,8 +138,7 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
 def test_the_vectors_of_a_static_model_are_the_means_of_the_vectors_of_the_tokens(trained, pairs, tmp_path):
     """StaticEmbedding of sentence-transformers does the same with the two files."""
     folder = trained[0] / "model"
-    with pairs[1].open(newline="") as file:
-        given = [row["positive"] for row in csv.DictReader(file)]
+    given = [row["positive"] for row in read_csv(pairs[1])]
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocabulary.no_padding()
     ids = [found.ids for found in vocabulary.encode_batch(given, add_special_tokens=False)]
@@ -157,9 +160,9 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
         files.append(tmp_path / file.name)
         with files[-1].open("w", newline="") as opened:
             csv.writer(opened).writerows([("anchor", "positive", "score"), *rows])
-    run, recipe = tmp_path / "run", runs.load_recipe("embeddings")
+    run = tmp_path / "run"
     flags = [*runs.TINY, "--train_file", files[0], "--validation_file", files[1], "--label_column_name", "score"]
-    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    reported = runs.train("embeddings", run, *flags)
     assert {*reported} == {"eval_loss", "eval_spearman", "eval_pearson"}
     assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-4)
     assert predict_file(run, files[1]) == pytest.approx(reported, rel=1e-4)
@@ -167,22 +170,20 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     as_pairs = ["--label_column_name", "None", "--predictions_file", tmp_path / "pairs.parquet"]
     assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
     (tmp_path / "gap.csv").write_text("anchor,positive,score\na,b,1\nc,d,nan\n")
-    assert "row 2 of FILE" in message_of(predict_file, run, tmp_path / "gap.csv")
+    assert "row 2 of FILE" in refusal(predict_file, run, tmp_path / "gap.csv")
     (tmp_path / "text.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
-    assert "scores are numbers" in message_of(predict_file, run, tmp_path / "text.jsonl")
+    assert "scores are numbers" in refusal(predict_file, run, tmp_path / "text.jsonl")
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
-    with pairs[0].open(newline="") as opened:
-        texts = [row["positive"] for row in csv.DictReader(opened)]
-    with pairs[1].open(newline="") as opened:
-        own = list(csv.DictReader(opened))
+    texts = [row["positive"] for row in read_csv(pairs[0])]
+    own = read_csv(pairs[1])
     corpus = tmp_path / "corpus.jsonl"  # texts of training, and some positives that must not count twice
     texts = [*texts, *(row["positive"] for row in own[:9])]
     corpus.write_text("".join(json.dumps({"positive": text}) + "\n" for text in texts))
-    run, recipe = tmp_path / "run", runs.load_recipe("embeddings")
+    run = tmp_path / "run"
     flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--corpus_file", corpus]
-    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    reported = runs.train("embeddings", run, *flags)
     assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-4)
     of_file = predict_file(run, pairs[1], "--predictions_file", tmp_path / "pairs.parquet")  # the corpus of the run
     assert of_file["eval_mrr_at_10"] > reported["eval_mrr_at_10"]  # belongs to the data of the run
@@ -204,11 +205,11 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     assert reported["eval_mrr_at_10"] == pytest.approx(np.mean(found), rel=1e-4)
 
     corpus.write_text('{"positive": "another text"}\n')
-    assert "no longer those of the run" in message_of(
+    assert "no longer those of the run" in refusal(
         predict_file, run, "--predictions_file", tmp_path / "changed.parquet"
     )
     corpus.write_text('{"answer": "another text"}\n')
-    assert "--text_column_names positive: --corpus_file" in message_of(predict_file, run)
+    assert "--text_column_names positive: --corpus_file" in refusal(predict_file, run)
 
 
 def mine(*words):
@@ -225,8 +226,7 @@ def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit
     assert codes == [0, 0], output
     mine(run, pairs[0], *flags, tmp_path / "one.jsonl")
     assert mined.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
-    with pairs[0].open(newline="") as file:
-        given = list(csv.DictReader(file))
+    given = read_csv(pairs[0])
     predict_file(run, pairs[0], "--predictions_file", tmp_path / "vectors.parquet")
     anchors, positives = (vectors(tmp_path / "vectors.parquet", name) for name in ("anchor", "positive"))
     scores = anchors.astype(float) @ positives.T.astype(float)
@@ -242,10 +242,9 @@ def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit
     assert len(expected) < len(given), "the test needs a row with too few candidates"
     assert [json.loads(line) for line in mined.read_text().splitlines()] == expected
     assert f"{len(given) - len(expected)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
-    recipe = runs.load_recipe("embeddings")
     words = [*runs.TINY, "--train_file", mined, "--text_column_names", "anchor", "positive", "negatives"]
-    words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
-    assert recipe.main(options.parse(recipe.Config, [*map(str, words)]))["eval_loss"] > 0
+    words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2]
+    assert runs.train("embeddings", tmp_path / "run", *words)["eval_loss"] > 0
 
 
 def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
@@ -266,7 +265,7 @@ def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
             "lower --negatives, raise --share_of_positive",
         ),
     ):
-        assert expected in message_of(mine, run, *words), words
+        assert expected in refusal(mine, run, *words), words
     assert not output.exists()
     assert (tmp_path / "there.parquet").read_text() == "mine"
 
@@ -291,8 +290,8 @@ def test_bad_input_is_one_line(trained, pairs, tmp_path):
             "--prompts 'find: ' '': give one for each of --text_column_names query, 1 in all",
         ),
     ):
-        assert expected in message_of(predict_file, run, *words), words
-    assert "--prompts is needed, one for each text column or '': " in message_of(predict_file, run / "model", pairs[1])
+        assert expected in refusal(predict_file, run, *words), words
+    assert "--prompts is needed, one for each text column or '': " in refusal(predict_file, run / "model", pairs[1])
     flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.parquet"]
     assert predict_file(run, tmp_path / "gap.csv", *flags) == {}
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
@@ -320,4 +319,4 @@ def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, p
         found = json.loads((folder / file).read_text())
         change(found)
         (folder / file).write_text(json.dumps(found))
-        assert expected in message_of(predict_file, folder, pairs[1])
+        assert expected in refusal(predict_file, folder, pairs[1])

@@ -11,30 +11,20 @@ import pytest
 import runs
 import torch
 from PIL import Image
-from refusing import message_of, predict_file
+from predicting import predict_file, read_csv
+from runs import refusal
 from sklearn.datasets import load_digits
 
-from shared.config import options
-from shared.extras import curves
-
-
-@pytest.fixture(autouse=True)
-def one_process(launched_by_nobody, monkeypatch, tmp_path):
-    """A process that no launcher started, on a CPU, with its own cache."""
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The output folder of a short run on the digits, and its last evaluation."""
-    recipe, output = runs.load_recipe("image_classification"), tmp_path_factory.mktemp("digits") / "run"
+    output = tmp_path_factory.mktemp("digits") / "run"
     sizes = ["--resize_size", 19, "--decode_size", 20]
-    flags = [*runs.TINY_IMAGES, *sizes, "--max_train_steps", 20, "--eval_steps", 20, "--output_dir", output]
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("ACCELERATE_USE_CPU", "true")
-        changed.setenv("OMP_NUM_THREADS", "1")
-        changed.setattr(curves, "draw_curves", lambda *_: None)
-        return output, recipe.main(options.parse(recipe.Config, [str(word) for word in flags]))
+    flags = [*runs.TINY_IMAGES, *sizes, "--max_train_steps", 20, "--eval_steps", 20]
+    return output, runs.train("image_classification", output, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +45,6 @@ def encoded(image):
     return file.getvalue()
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, tmp_path):
     run, reported = trained
     assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-6)
@@ -75,7 +60,7 @@ def test_a_folder_of_classes_is_predicted_as_by_the_pipeline_and_scored(trained,
     run, _ = trained
     output = tmp_path / "out.csv"
     scores = predict_file(run, digits, "--predictions_file", output, "--per_device_eval_batch_size", 4)
-    found = rows_of(output)
+    found = read_csv(output)
     files = sorted(digits.rglob("*.png"))
     assert [row["file"] for row in found] == [path.relative_to(digits).as_posix() for path in files]
     assert [row["label"] for row in found] == [path.parent.name for path in files]
@@ -123,14 +108,14 @@ def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(traine
     files = sorted(digits.rglob("*.png"))
     names = [path.relative_to(digits).as_posix() for path in files]
     predict_file(run, digits, "--predictions_file", tmp_path / "folder.csv")
-    expected = [row["prediction"] for row in rows_of(tmp_path / "folder.csv")]
+    expected = [row["prediction"] for row in read_csv(tmp_path / "folder.csv")]
 
     listed = digits / "listed.csv"
     with listed.open("w", newline="") as file:
         csv.writer(file).writerows([("id", "path"), *enumerate(names)])
     flags = ["--image_column_name", "path", "--predictions_file"]
     predict_file(run, listed, *flags, tmp_path / "listed.csv")
-    found = rows_of(tmp_path / "listed.csv")
+    found = read_csv(tmp_path / "listed.csv")
     listed.unlink()
     assert [(row["path"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
 
@@ -138,7 +123,7 @@ def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(traine
     labels = [path.parent.name for path in files]
     pq.write_table(pa.table({"image": encoded, "label": labels, "id": names}), tmp_path / "bytes.parquet")
     scores = predict_file(run, tmp_path / "bytes.parquet", "--predictions_file", tmp_path / "bytes.csv")
-    found = rows_of(tmp_path / "bytes.csv")
+    found = read_csv(tmp_path / "bytes.csv")
     assert [(row["id"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
     assert "image" not in found[0]
     assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
@@ -148,7 +133,7 @@ def test_a_folder_without_classes_has_no_scores(trained, digits, tmp_path):
     run, _ = trained
     output = tmp_path / "out.csv"
     assert predict_file(run, digits / "3", "--predictions_file", output) == {}
-    assert [row["file"] for row in rows_of(output)] == sorted(path.name for path in (digits / "3").iterdir())
+    assert [row["file"] for row in read_csv(output)] == sorted(path.name for path in (digits / "3").iterdir())
 
 
 def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
@@ -160,9 +145,9 @@ def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
             (folder / name / path.name).write_bytes(path.read_bytes())
     broken = next((folder / "1").iterdir())
     broken.write_bytes(broken.read_bytes()[:-40])
-    assert f"{broken} is corrupt" in message_of(predict_file, run, folder, "--predictions_file", tmp_path / "out.csv")
+    assert f"{broken} is corrupt" in refusal(predict_file, run, folder, "--predictions_file", tmp_path / "out.csv")
     scores = predict_file(run, folder, "--predictions_file", tmp_path / "out.csv", "--skip_corrupt_images")
-    found = rows_of(tmp_path / "out.csv")
+    found = read_csv(tmp_path / "out.csv")
     assert len(found) == len(list(folder.rglob("*.png"))) - 1
     assert f"1/{broken.name}" not in [row["file"] for row in found]
     assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / len(found))
@@ -180,7 +165,7 @@ def test_bad_input_is_one_line(trained, digits, tmp_path):
         ([tmp_path / "new"], "a label in label that training does not have (unknown: cat"),
         ([tmp_path / "missing"], "unknown kind of file"),
     ):
-        assert expected in message_of(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
+        assert expected in refusal(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv.parts").exists()
 
 
@@ -203,8 +188,7 @@ def squared(logits: Tensor, targets: Tensor) -> Tensor:
 """
 
 
-def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path, monkeypatch):
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path):
     code = (runs.ROOT / "recipes/image_classification.py").read_text()
     for old, new in REGRESSION.items():
         assert code.count(old) == 1, old
@@ -215,8 +199,8 @@ def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path, monkeypat
     table = pa.table({"image": images, "price": [i / 10 for i in range(60)], "id": range(60)})
     pq.write_table(table, tmp_path / "prices.parquet")
     flags = ["--train_file", tmp_path / "prices.parquet", "--label_column_name", "price", *runs.TINY_IMAGES]
-    recipe, run = runs.load(tmp_path / "prices.py"), tmp_path / "run"
-    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    run = tmp_path / "run"
+    reported = runs.train(runs.load(tmp_path / "prices.py"), run, *flags)
     assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-5)
     scores = predict_file(run, tmp_path / "prices.parquet", "--predictions_file", tmp_path / "all.jsonl")
     found = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]

@@ -3,19 +3,13 @@
 import pyarrow.parquet as pq
 import pytest
 import runs
-from refusing import message_of, predict_file
-
-from shared.config import options
+from predicting import predict_file
+from runs import refusal
 
 LOSSES = {  # of a recipe: its loss, and another one
     "recipes/nlp.py": ("return F.cross_entropy(", "return 10 * F.cross_entropy("),
     "docs/examples/own_head.py": ("F.cross_entropy(", "10 * F.cross_entropy("),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
 
 
 @pytest.fixture(scope="module", params=LOSSES)
@@ -29,12 +23,7 @@ def trained(request, texts, tmp_path_factory):
     flags = ["--max_length", 48, "--max_tokens_per_micro_batch", 96, "--max_train_steps", 4, "--eval_steps", 4]
     if "own_head" in request.param:
         flags += ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts)]
-    recipe = runs.load(copy)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ACCELERATE_USE_CPU", "true")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        words = [*texts, *flags, "--output_dir", folder / "run"]
-        return folder / "run", recipe.main(options.parse(recipe.Config, [*map(str, words)])), copy
+    return folder / "run", runs.train(runs.load(copy), folder / "run", *texts, *flags), copy
 
 
 def test_a_changed_loss_is_what_predictions_report(trained, texts, tmp_path):
@@ -54,11 +43,11 @@ def test_a_recipe_that_was_moved_is_named_and_one_that_has_changed_is_not_mixed(
     moved, flags = tmp_path / "moved_recipe.py", ["--predictions_file", tmp_path / "out.csv"]
     copy.rename(moved)
     try:
-        assert "does not exist: name its place with --recipe" in message_of(predict_file, run, texts[3], *flags)
+        assert "does not exist: name its place with --recipe" in refusal(predict_file, run, texts[3], *flags)
         scores = predict_file(run, texts[3], *flags, "--recipe", moved)
         assert predict_file(run, texts[3], *flags, f"--recipe={moved}") == scores
         moved.write_text(moved.read_text().replace("10 * F", "5 * F"))
-        assert "the recipe has changed" in message_of(predict_file, run, texts[3], *flags, "--recipe", moved)
+        assert "the recipe has changed" in refusal(predict_file, run, texts[3], *flags, "--recipe", moved)
         flags[1] = tmp_path / "again.csv"
         assert predict_file(run, texts[3], *flags, "--recipe", moved)["eval_loss"] == pytest.approx(
             scores["eval_loss"] / 2
@@ -73,6 +62,6 @@ def test_validation_data_that_have_changed_since_the_run_are_refused(trained, te
     before = file.read_text()
     file.write_text(before.replace("asyncio\n", "email\n", 1))
     try:
-        assert "restore them" in message_of(predict_file, run)
+        assert "restore them" in refusal(predict_file, run)
     finally:
         file.write_text(before)

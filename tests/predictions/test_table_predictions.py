@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import runs
 import torch
-from refusing import message_of, predict_file
+from predicting import predict_file, read_csv
+from runs import refusal
 from sklearn.datasets import load_diabetes
 
 from shared.config import options
@@ -16,11 +17,6 @@ OWN = {  # lines of `main`, and what replaces them
     r"torch.manual_seed.*?hidden_size, 1\)\)": "model = build_model(config)",
     r" +def losses_of.*?square\(\)\n\n": "",
 }
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
 
 
 def predicting():
@@ -39,10 +35,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("diabetes")
     (folder / "predicting.py").write_text(predicting())
     recipe, output = runs.load(folder / "predicting.py"), folder / "run"
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ACCELERATE_USE_CPU", "true")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        return recipe, output, recipe.main(options.parse(recipe.Config, ["--output_dir", str(output)]))
+    return recipe, output, runs.train(recipe, output)
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +54,14 @@ def write(file, rows):
     return file
 
 
-def read(file):
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_a_table_is_predicted_and_scored_as_by_the_run(trained, rows, tmp_path):
     recipe, run, reported = trained
     scores = predict_file(run, "--predictions_file", tmp_path / "own.csv")
     assert scores == {"eval_loss": pytest.approx(reported["eval_loss"], rel=1e-6)}
-    assert [row["row"] for row in read(tmp_path / "own.csv")] == [str(number) for number in range(1, 89)]
+    assert [row["row"] for row in read_csv(tmp_path / "own.csv")] == [str(number) for number in range(1, 89)]
     assert predict_file(run, write(tmp_path / "new.csv", rows)) == pytest.approx(scores)
-    found = read(run / "predictions/new.csv")
-    assert [row["prediction"] for row in found] == [row["prediction"] for row in read(tmp_path / "own.csv")]
+    found = read_csv(run / "predictions/new.csv")
+    assert [row["prediction"] for row in found] == [row["prediction"] for row in read_csv(tmp_path / "own.csv")]
     assert [row["age"] for row in found] == [str(row["age"]) for row in rows]
 
     from safetensors.torch import load_model
@@ -92,7 +80,7 @@ def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_p
     some = [row | ({"progression": ""} if number % 2 else {}) for number, row in enumerate(rows)]
     scores = predict_file(run, write(tmp_path / "some.csv", some))
     predicted = [
-        [float(row["prediction"]) for row in read(run / f"predictions/{name}.csv")] for name in ("none", "some")
+        [float(row["prediction"]) for row in read_csv(run / f"predictions/{name}.csv")] for name in ("none", "some")
     ]
     assert predicted[0] == predicted[1]
     errors = [((p - row["progression"]) / 77) ** 2 for p, row in zip(predicted[0], rows, strict=True)]
@@ -111,4 +99,4 @@ def test_bad_tables_are_one_line(trained, rows, tmp_path):
         changed = [dict(row) for row in rows]
         for row in changed[:1] if name == "gap" else changed:
             change(row)
-        assert expected in message_of(predict_file, run, write(tmp_path / f"{name}.csv", changed)), name
+        assert expected in refusal(predict_file, run, write(tmp_path / f"{name}.csv", changed)), name

@@ -1,6 +1,5 @@
 """`python -m shared.predict` for tags of words: equal to transformers and to the run, for words, texts and CoNLL."""
 
-import csv
 import json
 import re
 import shutil
@@ -10,18 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import message_of, predict_file
+from predicting import predict_file, read_csv
+from runs import refusal
 
-from shared.config import options
 from shared.encoders import packing
 
 ARTICLES = ("the", "a", "an")  # an article and the next word are an entity
 DROPPED = "\u200b"  # a word without tokens
-
-
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
 
 
 def tagged(text):
@@ -43,26 +37,20 @@ def tagged(text):
 @pytest.fixture(scope="module")
 def rows(texts):
     """Rows of `tagged` of the validation file; half of them are longer than a window."""
-    with texts[3].open(newline="") as file:
-        return [tagged(row["text"]) for row in csv.DictReader(file)]
+    return [tagged(row["text"]) for row in read_csv(texts[3])]
 
 
 @pytest.fixture(scope="module")
 def trained(texts, rows, tmp_path_factory):
     """The output folder of a short run, and its last evaluation."""
     folder = tmp_path_factory.mktemp("tagged")
-    with texts[1].open(newline="") as file:
-        train = [tagged(row["text"]) for row in csv.DictReader(file)]
-    flags = [*runs.TINY, "--max_length", 24, "--stride", 6, "--learning_rate", 1e-2, "--output_dir", folder / "run"]
+    train = [tagged(row["text"]) for row in read_csv(texts[1])]
+    flags = [*runs.TINY, "--max_length", 24, "--stride", 6, "--learning_rate", 1e-2]
     for name, part in (("train", train), ("validation", rows)):
         write(folder / f"{name}.jsonl", part, "tokens", "tags")
         flags += [f"--{name}_file", folder / f"{name}.jsonl"]
     flags += ["--max_train_steps", 16, "--eval_steps", 16]
-    recipe = runs.load_recipe("token_classification")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ACCELERATE_USE_CPU", "true")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        return folder / "run", recipe.main(options.parse(recipe.Config, [*map(str, flags)]))
+    return folder / "run", runs.train("token_classification", folder / "run", *flags)
 
 
 def write(file, rows, *columns):
@@ -168,7 +156,7 @@ def test_a_text_has_the_tags_of_its_words_and_entities_in_the_form_of_its_spans(
     # the entities are labels for another run: they are all found
     flags = ["--text_column_name", "text", "--label_column_name", "entities", "--predictions_file"]
     write(tmp_path / "again.jsonl", found, "text", "entities")
-    message = message_of(predict_file, trained[0], tmp_path / "again.jsonl", *flags, tmp_path / "c.jsonl")
+    message = refusal(predict_file, trained[0], tmp_path / "again.jsonl", *flags, tmp_path / "c.jsonl")
     assert "has a column entities" in message
     write(tmp_path / "again.jsonl", [{**row, "spans": row["entities"]} for row in found], "text", "spans")
     flags[3] = "spans"
@@ -218,9 +206,9 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
         ("words", ["--predictions_file", "x.csv"], "must end in .jsonl, .parquet, the possible formats of"),
         ("words", ["--label_column_name", "a"], "--label_column_name a: FILE"),
     ):
-        assert expected in message_of(predict_file, run, tmp_path / f"{name}.jsonl", *flags), (name, flags)
-    assert "has a column prediction" in message_of(predict_file, run, tmp_path / "collides.parquet")
-    assert "unknown kind of file" in message_of(predict_file, run, tmp_path / "table.csv")
+        assert expected in refusal(predict_file, run, tmp_path / f"{name}.jsonl", *flags), (name, flags)
+    assert "has a column prediction" in refusal(predict_file, run, tmp_path / "collides.parquet")
+    assert "unknown kind of file" in refusal(predict_file, run, tmp_path / "table.csv")
     flags = ["--no_scores", "--predictions_file", tmp_path / "out.jsonl"]
     assert predict_file(run, tmp_path / "unknown.jsonl", *flags) == {}
     assert len(read(tmp_path / "out.jsonl")) == 2

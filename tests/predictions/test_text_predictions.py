@@ -11,32 +11,22 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import message_of, predict_file
+from one_text_at_a_time import logits_of
+from predicting import predict_file, read_csv
+from runs import refusal
 from sklearn.metrics import f1_score
 
 from shared import predict
-from shared.config import options
 from shared.predictions import parts
 from shared.processes import folder_lock
 
 MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
 
 
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
-    """A process that no launcher started, on a CPU."""
-
-
 @pytest.fixture(scope="module")
 def rows(texts):
     """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
-    with texts[3].open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def read_csv(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(texts[3])
 
 
 def write_model(folder, alone, **config):
@@ -52,20 +42,6 @@ def write_model(folder, alone, **config):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def logits_of(folder, *texts):
-    """The logits [rows, labels], computed by transformers for one row at a time."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        found = [
-            model(**tokenizer(*row, truncation=True, max_length=48, return_tensors="pt")).logits[0]
-            for row in zip(*texts, strict=True)
-        ]
-    return torch.stack(found).numpy()
 
 
 def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(alone, tmp_path):
@@ -137,12 +113,12 @@ def test_a_finished_prediction_is_not_computed_again(alone, texts, tmp_path, mon
     monkeypatch.setattr(parts.Parts, "compute", lambda *_: pytest.fail("computed again"))
     assert predict_file(alone, texts[3], "--predictions_file", output) == scores
     assert "holds these predictions already" in capsys.readouterr().out
-    assert "has changed" in message_of(predict_file, alone, texts[1], "--predictions_file", output)
-    assert "--max_length was 48, is 20" in message_of(
+    assert "has changed" in refusal(predict_file, alone, texts[1], "--predictions_file", output)
+    assert "--max_length was 48, is 20" in refusal(
         predict_file, alone, texts[3], "--predictions_file", output, "--max_length", 20
     )
     output.write_text("mine")
-    assert "the file has changed" in message_of(predict_file, alone, texts[3], "--predictions_file", output)
+    assert "the file has changed" in refusal(predict_file, alone, texts[3], "--predictions_file", output)
     assert output.read_text() == "mine"
 
 
@@ -155,7 +131,7 @@ def test_a_prediction_whose_input_has_changed_is_not_resumed(alone, rows, tmp_pa
     monkeypatch.undo()
     folder_lock.release_all()
     file.write_text("".join(json.dumps(row | {"id": 2}) + "\n" for row in rows))  # the same texts
-    message = message_of(predict_file, alone, file, "--predictions_file", output, *MANY_PARTS)
+    message = refusal(predict_file, alone, file, "--predictions_file", output, *MANY_PARTS)
     assert message.startswith(f"{output}.parts holds parts of other predictions (the input has changed)")
 
 
@@ -182,7 +158,7 @@ def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_pa
     scores = predict_file(folder, tmp_path / "new.parquet", *flags)
     found = pq.read_table(folder / "predictions/new.parquet").to_pylist()
 
-    logits = logits_of(folder, [row["text"] for row in rows])
+    logits = logits_of(folder, [row["text"] for row in rows]).numpy()
     true = np.array([[name in row for name in names] for row in labels])
     assert 0 < (logits > 0).mean() < 1
     predicted = [[name for name, logit in zip(names, row, strict=True) if logit > 0] for row in logits]
@@ -204,10 +180,9 @@ def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alo
     pairs = [{"first": row["text"][:40], "second": row["text"][20:], "label": 500.0 + len(row["text"])} for row in rows]
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    nlp, output = runs.load_recipe("nlp"), tmp_path / "run"
+    output = tmp_path / "run"
     flags = [*runs.TINY, "--max_train_steps", 2, "--eval_steps", 2, "--train_file", file, "--validation_file", file]
-    flags += ["--text_column_names", "first", "second", "--output_dir", output]
-    reported = nlp.main(options.parse(nlp.Config, [str(word) for word in flags]))
+    reported = runs.train("nlp", output, *flags, "--text_column_names", "first", "second")
     scores = predict_file(output, file)
     assert scores == pytest.approx(reported, rel=1e-4)
     found = [json.loads(line) for line in (output / "predictions/pairs.jsonl").read_text().splitlines()]
@@ -223,7 +198,7 @@ def test_a_model_without_names_of_labels_is_scored_by_their_numbers(alone, rows,
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows([["text", "label"], *([row["text"], i % 3] for i, row in enumerate(rows))])
     scores = predict_file(folder, file, "--max_length", 48)
-    expected = logits_of(folder, [row["text"] for row in rows]).argmax(1)
+    expected = logits_of(folder, [row["text"] for row in rows]).numpy().argmax(1)
     assert scores["eval_accuracy"] == pytest.approx(np.mean(expected == np.arange(len(rows)) % 3))
     assert "0 is LABEL_0" in capsys.readouterr().err
 
@@ -285,7 +260,7 @@ def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected
         str(places.get(word) or (inputs / word if "." in word or number == 0 else word))
         for number, word in enumerate(words)
     ]
-    assert expected in message_of(predict_file, *given)
+    assert expected in refusal(predict_file, *given)
     assert {path: path.stat().st_mtime_ns for folder in (alone, inputs) for path in folder.rglob("*.*")} == before
 
 

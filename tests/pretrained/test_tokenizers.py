@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from shared.config import options
 from shared.errors import UserError
 from shared.pretrained.tokenizers import load_tokenizer
-from shared.processes import folder_lock
 from shared.text.tokenized import Padding
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
@@ -42,22 +41,13 @@ def test_a_recipe_refuses_such_a_model_before_it_writes_anything(texts, alone, t
     for file in folder.glob("tokenizer*"):
         file.unlink()
     AutoConfig.for_model("bert").save_pretrained(folder)
-    message = refusal(recipe, tmp_path / "run", *texts, "--model_name_or_path", folder)
+    message = runs.refusal(train, recipe, tmp_path / "run", *texts, "--model_name_or_path", folder)
     assert message.startswith(f"--model_name_or_path {folder}: its tokenizer knows no words")
     assert not list((tmp_path / "run").rglob("*.yaml"))
 
 
-def refusal(recipe, output, *flags):
-    with pytest.raises(UserError) as caught:
-        train(recipe, output, *flags)
-    folder_lock.release_all()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def train(recipe, output, *flags):
-    module = runs.load_recipe(recipe)
-    module.main(options.parse(module.Config, [*map(str, (*runs.TINY, *flags)), "--output_dir", str(output)]))
+    runs.train(recipe, output, *runs.TINY, *flags)
 
 
 def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_path):
@@ -130,7 +120,7 @@ def test_texts_with_few_words_of_the_vocabulary_give_a_warning_and_those_with_no
         printed = capsys.readouterr().err
         assert f"warning: 30% of the tokens of --train_file {tmp_path / 'train.csv'}" in printed
         assert "are unknown to the tokenizer" in printed
-    message = refusal(recipe, tmp_path / "all", *write(*[10] * 12))
+    message = runs.refusal(train, recipe, tmp_path / "all", *write(*[10] * 12))
     assert message.startswith(f"--train_file {tmp_path / 'train.csv'}")
     assert "every word is unknown to the tokenizer" in message
 

@@ -97,6 +97,17 @@ def embedding_runs(texts, folder):
     }
 
 
+def prepared(recipe, flags):
+    """The config of a command line, and what the recipe loads by it."""
+    config = options.parse(recipe.Config, list(map(str, flags)))
+    return config, *recipe.load_data(config)
+
+
+def vector(tensors):
+    """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
+    return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
+
+
 def write_numbered_texts(folder):
     """Write 23 different training rows of several lengths and 7 validation rows; return the flags that name both."""
     flags = []

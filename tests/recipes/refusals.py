@@ -3,22 +3,6 @@
 import csv
 import hashlib
 
-import pytest
-
-from shared.errors import UserError
-from shared.processes import folder_lock
-
-
-def refusal(train, output, *flags):
-    """The one-line error with which a recipe refuses these flags."""
-    with pytest.raises(UserError) as caught:
-        train(output, *flags)
-    folder_lock.release_all()  # as the end of the process would
-    message = str(caught.value)
-    assert "\n" not in message
-    assert len(message) < 500
-    return message
-
 
 def files(folder):
     """{path: (digest, time of the last change)} of every file in a folder."""

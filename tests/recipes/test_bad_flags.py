@@ -10,7 +10,8 @@ import pytest
 import runs
 import toy_data
 from huggingface_hub import constants
-from refusals import files, refusal
+from refusals import files
+from runs import refusal
 
 from shared.checkpoints import saving
 from shared.errors import UserError
@@ -47,6 +48,7 @@ REFUSED = {
         (["--false_negative_margin", 3], "--false_negative_margin 3.0: must be between -2 and 2"),
         (["--static", "--pooling", "cls"], "--pooling cls: the embedding of a text by --static is the mean"),
         (["--matryoshka_dims", 64], "--matryoshka_dims 64: the embeddings have 32 dimensions"),
+        (["--matryoshka_dims", 8, 8], "--matryoshka_dims 8 8: the embeddings have 32 dimensions: use different"),
         (["--text_column_names", "anchor", "answer"], "has no such column"),
         (["--corpus_file", "none.csv"], "--corpus_file none.csv"),
         (["--label_column_name", "score", "--corpus_file", "none.csv"], "--corpus_file none.csv exclude each"),

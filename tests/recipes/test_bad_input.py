@@ -7,7 +7,8 @@ recipe, to show that it calls these functions before the first step.
 import pytest
 import runs
 import torch
-from refusals import files, refusal, rows
+from refusals import files, rows
+from runs import refusal
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 import runs
-from refusals import files, refusal
+from refusals import files
+from runs import refusal
 
 from shared.checkpoints import resuming
 from shared.checkpoints.saving import Saver

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import runs
 import torch
-from exact_runs import BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE
+from exact_runs import BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE, prepared, vector
+from one_text_at_a_time import loss_of
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -157,8 +158,8 @@ def assert_moved_by(outputs, before, expected):
         assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
 
 
-def gradient_of(model):
-    return torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
+def gradients_of(model):
+    return {name: p.grad for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("name", [*(f"gradient-{budget}" for budget in BUDGETS), "weighted"])
@@ -167,19 +168,23 @@ def test_the_gradient_of_a_step_equals_that_of_torchs_loss_in_one_pass_over_the_
 ):
     config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"][name])
     model = nlp.build_model(config, labels, tokenizer)
-    before = state_vector(model)
+    before = vector(model.state_dict())
     assert len(plan.cut(0)) == {"gradient-48": 12, "gradient-576": 1}.get(name, 8)
     batch = Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
     targets = batch.pop("labels")
     settings = {"weight": torch.tensor(CLASS_WEIGHTS), "label_smoothing": 0.1} if name == "weighted" else {}
-    torch.nn.CrossEntropyLoss(**settings)(model(**batch).logits, targets).backward()
-    expected = gradient_of(model)
+    loss = torch.nn.CrossEntropyLoss(**settings)(model(**batch).logits, targets)
+    loss.backward()
+    expected = vector(gradients_of(model))
+    assert runs.training_lines(nlp_outputs[1][name])[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert len(expected) == len(before)
     assert_moved_by({world: nlp_outputs[world][name] for world in WORLDS}, before, expected)
 
 
-def state_vector(model):
-    return torch.cat([tensor.flatten().double() for _, tensor in sorted(model.state_dict().items())])
+def test_the_evaluation_has_the_plain_loss_also_with_class_weights_and_label_smoothing(nlp_outputs, texts):
+    output = nlp_outputs[1]["weighted"]
+    expected = loss_of(output / "model", texts[3])
+    assert runs.evaluation(output)["eval_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dropout", "rows-dropout"])
@@ -282,12 +287,6 @@ def mlm():
     return runs.load_recipe("mlm")
 
 
-def prepared(mlm, flags):
-    config = options.parse(mlm.Config, list(map(str, flags)))
-    train, validation, tokenizer = mlm.load_data(config)
-    return config, train, validation, tokenizer
-
-
 def dense_losses(model, data, sample, epoch):
     """Loss and correctness [masked tokens] of one piece in a batch of its own, with logits for every token."""
     tokens, _, masked, labels = data.read_micro_batch(np.array([sample]), np.array([epoch]))
@@ -309,13 +308,8 @@ def test_the_gradient_of_an_mlm_step_equals_that_of_its_pieces_one_at_a_time_wit
     losses = torch.cat([dense_losses(model, train, *pair)[0] for pair in pairs])
     assert len(losses) == train.masked[samples].sum()
     losses.mean().backward()
-    expected = vector({name: p.grad for name, p in model.named_parameters()})
+    expected = vector(gradients_of(model))
     assert_moved_by({world: mlm_outputs[world]["gradient"] for world in WORLDS}, before, expected)
-
-
-def vector(tensors):
-    """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
-    return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
 
 
 def test_the_mlm_evaluation_equals_that_of_its_pieces_one_at_a_time(mlm, configs, mlm_outputs):
@@ -342,7 +336,7 @@ def test_the_gradient_of_an_embeddings_step_equals_that_of_one_pass_over_the_ful
     config = options.parse(recipe.Config, list(map(str, configs["embeddings"]["gradient"])))
     train, _, tokenizer = recipe.load_data(config)
     model = recipe.build_model(config, tokenizer)
-    before = state_vector(model)
+    before = vector(model.state_dict())
     alone = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)
     samples, epochs = Plan.of_run(config, alone, lengths=train.lengths, packed=True).global_batch(0)
     rows = train.read_micro_batch(samples, epochs)
@@ -352,7 +346,7 @@ def test_the_gradient_of_an_embeddings_step_equals_that_of_one_pass_over_the_ful
     assert known.any(), "the batch needs duplicates"
     scores = (anchors @ positives.T / config.temperature).masked_fill(known, -torch.inf)
     F.cross_entropy(scores, torch.arange(len(ids))).backward()
-    assert_moved_by({3: embeddings_outputs[3]["gradient"]}, before, gradient_of(model))
+    assert_moved_by({3: embeddings_outputs[3]["gradient"]}, before, vector(gradients_of(model)))
 
 
 # Images

@@ -8,7 +8,8 @@ import shutil
 import pytest
 import runs
 import torch
-from refusals import files, refusal, rows
+from refusals import files, rows
+from runs import refusal
 
 from shared.checkpoints import digests
 from shared.config import options

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from exact_runs import prepared, vector
 from safetensors.torch import load_file
 
 from shared.config import options
@@ -33,17 +34,6 @@ def trained(mlm, texts, tmp_path_factory):
     output = tmp_path_factory.mktemp("trained") / "run"
     runs.train(mlm, output, *exact_runs.mlm_runs(texts)["adam"])
     return output
-
-
-def prepared(mlm, flags):
-    config = options.parse(mlm.Config, list(map(str, flags)))
-    train, validation, tokenizer = mlm.load_data(config)
-    return config, train, validation, tokenizer
-
-
-def vector(tensors):
-    """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
-    return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
 
 
 def test_the_masks_of_validation_text_do_not_depend_on_the_masking_flags_or_the_seed(mlm, texts):

@@ -4,13 +4,9 @@ test_exactness.py tests that its weights are those of padded rows, on any number
 test_resumed_recipes.py that it resumes exactly.
 """
 
-import csv
-
 import pytest
 import runs
-import torch
-from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from one_text_at_a_time import loss_of
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -31,16 +27,4 @@ def test_a_micro_batch_is_full_of_real_tokens_and_evaluation_is_that_of_each_tex
         assert ("packed without padding, attention over documents padded to" in said) == (name == "packed")
         assert len(padding) == 8
         assert (max(padding) == 0) == (name == "packed")
-        assert results["eval_loss"] == pytest.approx(loss_of_each_text(tmp_path / name / "model", texts[3]), rel=1e-5)
-
-
-def loss_of_each_text(folder, file):
-    """The mean loss of the exported model, which gets one text at a time."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer, losses = AutoTokenizer.from_pretrained(folder), []
-    assert model.config._attn_implementation == "sdpa"
-    with file.open(newline="") as stream, torch.inference_mode():
-        for row in csv.DictReader(stream):
-            given = tokenizer(row["text"], truncation=True, max_length=48, return_tensors="pt")
-            losses.append(F.cross_entropy(model(**given).logits, torch.tensor([model.config.label2id[row["label"]]])))
-    return torch.stack(losses).mean().item()
+        assert results["eval_loss"] == pytest.approx(loss_of(tmp_path / name / "model", texts[3]), rel=1e-5)

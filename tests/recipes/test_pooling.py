@@ -4,7 +4,7 @@ import families
 import pytest
 import runs
 import torch
-from test_nlp_packing import loss_of_each_text
+from one_text_at_a_time import loss_of
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from shared.config import options
@@ -71,7 +71,7 @@ def test_transformers_reads_the_pooling_and_gives_the_reported_loss_for_each_tex
         folder = outputs[1][name] / "model"
         assert AutoConfig.from_pretrained(folder).classifier_pooling == pooling
         found = next(line["eval_loss"] for line in runs.metrics(outputs[1][name]) if "eval_loss" in line)
-        assert found == pytest.approx(loss_of_each_text(folder, texts[3]), rel=1e-5)
+        assert found == pytest.approx(loss_of(folder, texts[3]), rel=1e-5)
 
 
 def test_the_weights_are_the_same_packed_padded_and_on_two_processes(outputs):

@@ -7,7 +7,6 @@ import yaml
 from PIL import Image
 
 from shared.config import options
-from shared.extras import curves
 
 ALL = sorted((runs.ROOT / "recipes/configs").glob("*.yaml"))
 CONFIGS = [path for path in ALL if "image_column_name" in path.read_text()]
@@ -27,13 +26,10 @@ def test_there_are_configs():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_setting_of_a_config_is_read_and_it_trains(path, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("own_cache")
+def test_every_setting_of_a_config_is_read_and_it_trains(path, tmp_path):
     import datasets
 
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     recipe = runs.load_recipe("image_classification")
     settings = yaml.safe_load(path.read_text())
     unchanged = options.parse(recipe.Config, ["--config", str(path)])
@@ -51,8 +47,7 @@ def test_every_setting_of_a_config_is_read_and_it_trains(path, tmp_path, monkeyp
     )
     substitute = datasets.Dataset.from_dict(columns, features=features)
     datasets.DatasetDict({"train": substitute}).save_to_disk(tmp_path / "images")
-    flags = ["--config", path, "--dataset_name", tmp_path / "images", *SMALLER, "--output_dir", tmp_path / "run"]
-    recipe.main(options.parse(recipe.Config, [str(word) for word in flags]))
+    runs.train(recipe, tmp_path / "run", "--config", path, "--dataset_name", tmp_path / "images", *SMALLER)
     losses = [line["loss"] for line in runs.training_lines(tmp_path / "run")]
     assert len(losses) == 2
     assert np.isfinite(losses).all()

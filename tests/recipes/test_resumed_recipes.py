@@ -14,6 +14,7 @@ CASES = [
     ("embeddings", ["--static"]),
     ("embeddings", ["--label_column_name", "score"]),
     ("image_classification", ["--ema_decay", 0.8, "--mixup", 0.2, "--optim", "muon"]),
+    ("image_classification", ["--freeze", "resnet.embedder"]),  # new weights, which a checkpoint has though frozen
 ]
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import runs
 import torch
+from one_text_at_a_time import logits_of
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, precision_score, recall_score, roc_auc_score
+from transformers import AutoConfig
 
 FLAGS = [*runs.TINY, "--max_train_steps", "24", "--eval_steps", "24", "--learning_rate", "0.005"]
 
@@ -46,20 +48,6 @@ def train(texts, tmp_path):
     return call
 
 
-def logits_of(output, rows, columns):
-    """The logits [rows, labels] of the exported model, computed one row at a time, and its config."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(output / "model")
-    model = AutoModelForSequenceClassification.from_pretrained(output / "model").eval()
-    found = []
-    for row in rows:
-        given = tokenizer(*(row[column] for column in columns), truncation=True, max_length=48, return_tensors="pt")
-        with torch.inference_mode():
-            found.append(model(**given).logits[0])
-    return torch.stack(found), model.config
-
-
 def scores_of(output):
     """The scores of the evaluation in metrics.jsonl."""
     found = runs.evaluation(output).items()
@@ -69,7 +57,8 @@ def scores_of(output):
 def test_scores_of_several_labels_per_text_equal_those_of_scikit_learn(train):
     several = ["micro_f1", "macro_f1", "accuracy", "roc_auc", "recall_of_class"]
     rows, output = train(several_labels, "--metric_name", *several, "--positive_label", "the")
-    logits, config = logits_of(output, rows, ["text"])
+    logits = logits_of(output / "model", [row["text"] for row in rows])
+    config = AutoConfig.from_pretrained(output / "model")
     assert config.problem_type == "multi_label_classification"
     names = [config.id2label[i] for i in range(config.num_labels)]
     true = np.array([[name in row["label"] for name in names] for row in rows], int)
@@ -92,7 +81,8 @@ def test_scores_of_several_labels_per_text_equal_those_of_scikit_learn(train):
 
 def test_scores_of_a_number_for_a_pair_of_texts_equal_those_of_scipy(train):
     rows, output = train(one_number, "--text_column_names", "first", "second")
-    logits, config = logits_of(output, rows, ["first", "second"])
+    logits = logits_of(output / "model", *([row[name] for row in rows] for name in ("first", "second")))
+    config = AutoConfig.from_pretrained(output / "model")
     assert (config.problem_type, config.num_labels) == ("regression", 1)
     predicted, true = logits[:, 0].numpy(), np.array([row["label"] for row in rows])
     scores = scores_of(output)
@@ -147,7 +137,7 @@ def test_large_numbers_are_learned_and_the_exported_model_answers_in_their_units
     from transformers import pipeline
 
     rows, output = train(a_large_number)
-    logits, _ = logits_of(output, rows, ["text"])
+    logits = logits_of(output / "model", [row["text"] for row in rows])
     predicted, true = logits[:, 0].double().numpy(), np.array([row["label"] for row in rows])
     scores = scores_of(output)
     assert scores["pearson"] == pytest.approx(pearsonr(predicted, true).statistic, abs=1e-5)

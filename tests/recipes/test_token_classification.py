@@ -11,10 +11,9 @@ import pytest
 import runs
 import torch
 import toy_data
-from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS
+from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS, prepared, vector
 from torch.nn import functional as F
 
-from shared.config import options
 from shared.plan.batches import Plan
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
@@ -58,12 +57,6 @@ def outputs(configs, tmp_path_factory):
     return {world: runs.run_many(world, configs[world], folder, "recipes/token_classification.py") for world in chosen}
 
 
-def prepared(recipe, flags):
-    """(config, training data, validation data, tags, tokenizer) of a command line."""
-    config = options.parse(recipe.Config, list(map(str, flags)))
-    return config, *recipe.load_data(config)
-
-
 @pytest.mark.parametrize(("name", "world"), [("adam", 2), ("dropout", 3)])
 def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
     one, other = outputs[1][name], outputs[world][name]
@@ -92,7 +85,7 @@ def losses_of_words(model, data, windows):
 def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_all_words_of_the_global_batch(recipe, configs, outputs):
     config, train, _, tags, tokenizer = prepared(recipe, configs["gradient"])
     model = recipe.build_model(config, tags, tokenizer)
-    before = torch.cat([p.detach().flatten().double() for _, p in sorted(model.named_parameters())])
+    before = vector(model.state_dict())
     alone = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)
     plan = Plan.of_run(config, alone, lengths=train.lengths, weights=train.num_words, packed=True)
     samples, _ = plan.global_batch(0)
@@ -100,7 +93,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_all_words_of_the_glo
     assert len(losses) == train.num_words[samples].sum() > 2 * len(samples)
     assert len(plan.cut(0)) > 1
     losses.mean().backward()
-    expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
+    expected = vector({name: p.grad for name, p in model.named_parameters()})
     for world in (1, 3):
         moved = runs.weights(outputs[world]["gradient"]) - before
         assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"

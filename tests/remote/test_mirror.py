@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import runs
+from runs import refusal
 from s3_server import S3Server
 
 from shared.checkpoints import digests, folders, resuming
@@ -123,13 +124,6 @@ def same(one, other, step):
     return all(
         (folders.path_of(one, step) / f).read_bytes() == (other / f"step_{step:08d}" / f).read_bytes() for f in FILES
     )
-
-
-def refusal(start, *args, **kwargs):
-    with pytest.raises(UserError) as error:
-        start(*args, **kwargs)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def wait_until(condition):

@@ -1,7 +1,6 @@
 """Reading from a URL: errors that pass are retried, and errors that stay are one line."""
 
 import sys
-import urllib.request
 from types import SimpleNamespace
 
 import fsspec
@@ -31,10 +30,7 @@ def without_pauses(monkeypatch):
 
 
 def refusal(url, *args, **kwargs):
-    with pytest.raises(UserError) as error:
-        RemoteFolder(url, "--prepared_data").read(*args, **kwargs)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return runs.refusal(RemoteFolder(url, "--prepared_data").read, *args, **kwargs)
 
 
 def test_ranges_and_whole_files_are_read_over_http_and_from_a_folder(folder):
@@ -130,11 +126,3 @@ def test_urls_are_told_from_paths():
     assert is_url("https://host/folder")
     assert not is_url("out/folder")
     assert not is_url("/folder")
-
-
-def test_the_server_of_these_tests_gives_ranges(folder):
-    with RangeServer(folder) as server:
-        request = urllib.request.Request(f"{server.url}/a", headers={"Range": "bytes=3-4"})
-        with urllib.request.urlopen(request) as answer:
-            assert answer.status == 206
-            assert answer.read() == CONTENT[3:5]

@@ -7,9 +7,7 @@ import pytest
 import runs
 import torch
 
-from shared.config import options
 from shared.errors import UserError
-from shared.extras import curves
 
 RECIPE = (runs.ROOT / "docs/examples/diabetes.py").read_text()
 # Without a bias before the batch norm: its gradient would be rounding noise, which Adam scales up.
@@ -40,15 +38,11 @@ def write(folder, *changes):
 @pytest.fixture
 def train(monkeypatch, tmp_path):
     """A function that trains such a recipe in this process; `flags` end with further flags."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or Python runs the old recipe if the new one has its size
 
     def call(changes, *flags):
-        recipe = runs.load(write(tmp_path, *changes))
-        short = ["--max_train_steps", 6, "--eval_steps", 3, "--logging_steps", 2, "--output_dir", tmp_path / "run"]
-        return recipe.main(options.parse(recipe.Config, [*map(str, (*short, *flags))]))
+        short = ["--max_train_steps", 6, "--eval_steps", 3, "--logging_steps", 2]
+        return runs.train(runs.load(write(tmp_path, *changes)), tmp_path / "run", *short, *flags)
 
     return call
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 import pytest
+import runs
 from stand_ins import accelerator
 
 from shared.checkpoints.progress import Progress
-from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.run.resume import refuse_changed_data
 
@@ -41,9 +41,7 @@ def config(tmp_path):
 
 
 def refusal(config, progress, *data):
-    with pytest.raises(UserError) as caught:
-        refuse_changed_data(accelerator(), progress, config, *data)
-    return str(caught.value)
+    return runs.refusal(refuse_changed_data, accelerator(), progress, config, *data)
 
 
 def test_the_counts_and_the_files_that_differ_are_named(config, tmp_path):

@@ -2,21 +2,10 @@
 
 import math
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
 from shared.run.saved_tensors import difference_of, parts_of
-
-
-@pytest.fixture
-def weights():
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "layer.weight": torch.randn(8, 8, generator=generator),
-        "layer.bias": torch.randn(8, generator=generator, dtype=torch.float64).bfloat16(),
-        "batches": torch.tensor(7),
-    }
 
 
 def moved(weights, by):

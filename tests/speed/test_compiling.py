@@ -14,9 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, ResNetConfig, ResNetForImageClassification
 
-from shared.config import options
 from shared.errors import UserError
-from shared.extras import curves
 from shared.extras.flops import FlopCounter
 from shared.models.layers import compiled, repeated_layers
 from shared.options.data_options import ModelOptions
@@ -139,14 +137,10 @@ def trained(tmp_path_factory):
     base = [*runs.TINY_IMAGES, "--checkpointing_steps", "4"]
     jobs = {"eager": base, "compiled": [*base, "--torch_compile"]}
     jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", folder / "compiled/checkpoints/step_00000004"]
-    recipe = runs.load_recipe("image_classification")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCELERATE_USE_CPU", "true")
-        patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(compiling, "BACKEND", "aot_eager")
-        patch.setattr(curves, "draw_curves", lambda *_: None)
         for name, flags in jobs.items():
-            recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(folder / name)]))
+            runs.train("image_classification", folder / name, *flags)
     return {name: folder / name for name in jobs}
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import runs
 import torch
+from families import logits_and_gradients
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
@@ -49,13 +50,6 @@ def batch(padded, kind="bert"):
         return {"pixel_values": torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(int(padded)))}
     lengths = torch.tensor([[20], [13], [5]] if padded else [[20], [20], [20]])
     return {"input_ids": torch.arange(60).view(3, 20) % 49 + 1, "attention_mask": (torch.arange(20) < lengths).long()}
-
-
-def logits_and_gradients(model, inputs):
-    model.zero_grad()
-    logits = model(**inputs).logits
-    logits.square().sum().backward()
-    return logits, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])

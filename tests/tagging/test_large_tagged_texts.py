@@ -4,13 +4,13 @@ import json
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import runs
+from large_data import in_both_ways
 from toy_data import tagged_rows, write_tagged
 
 from shared import prepare
@@ -18,7 +18,6 @@ from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
 from shared.datasets import arrow_files, files, rows
-from shared.errors import UserError
 from shared.tagging import text_blocks, windows
 
 RECIPE = runs.ROOT / "recipes/token_classification.py"
@@ -56,20 +55,6 @@ def flags(tmp_path_factory):
 def load(flags):
     recipe = runs.load_recipe("token_classification")
     return recipe.load_data(options.parse(recipe.Config, flags))
-
-
-def in_both_ways(read):
-    """What `read` returns, or the message of its error: for tables in memory, and for memory-mapped ones."""
-    found = []
-    for patches in ({}, LARGE):
-        with pytest.MonkeyPatch.context() as patch:
-            for (module, name), value in patches.items():
-                patch.setattr(module, name, value)
-            try:
-                found.append(read())
-            except UserError as error:
-                found.append(str(error))
-    return found
 
 
 def as_spans(row):
@@ -111,7 +96,7 @@ def test_large_texts_give_the_same_run_as_small_ones(tmp_path, capsys, form):
         mapped.append(mapped_file(train.tags) is not None)
         return train.digest(), validation.digest(), batch, tags, tokenizer.get_vocab(), str(train)
 
-    small, large = in_both_ways(read)
+    small, large = in_both_ways(read, LARGE)
     assert mapped == [False, True]
     assert small == large
     said = [[line for line in text.splitlines() if "train." in line and "%|" not in line] for text in messages]
@@ -133,7 +118,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_large_texts_are_refused_with_the_line_of_small_ones(tmp_path, name):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in BAD[name]))
-    small, large = in_both_ways(lambda: load(["--train_file", str(tmp_path / "a.jsonl"), *FLAGS]))
+    small, large = in_both_ways(lambda: load(["--train_file", str(tmp_path / "a.jsonl"), *FLAGS]), LARGE)
     assert isinstance(small, str)
     assert small == large
 
@@ -142,7 +127,7 @@ def test_unknown_tags_are_refused_with_the_line_of_small_texts(tmp_path):
     for name, text in (("train", "a O\nb B-X\n\n" * 30), ("unknown", "a O\n\n" * 20 + "b I-Z\n\n" + "a O\n\n" * 20)):
         (tmp_path / f"{name}.conll").write_text(text)
     files = [f"{tmp_path}/train.conll", "--validation_file", f"{tmp_path}/unknown.conll"]
-    small, large = in_both_ways(lambda: load(["--train_file", *files, *FLAGS]))
+    small, large = in_both_ways(lambda: load(["--train_file", *files, *FLAGS]), LARGE)
     assert re.search(r"row 21 of .* has the tag I-Z, .* \(known: B-X, O\)", small)
     assert small == large
 
@@ -188,8 +173,5 @@ def test_the_tasks_of_an_array_tokenize_together_ahead_of_training(flags, large,
     train, validation, *_ = load(flags)
     digests = train.digest(), validation.digest()
 
-    def mkdtemp(**_):
-        raise AssertionError("data were prepared again")
-
-    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+    runs.forbid_preparing(monkeypatch)
     assert tuple(data.digest() for data in load(flags)[:2]) == digests

@@ -1,10 +1,12 @@
 """Tagged texts are read from CoNLL files, columns of lists, and spans of characters; bad input is one line."""
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from runs import refusal
 
 from shared.errors import UserError
 from shared.tagging.tagged_texts import read_files, tagged
@@ -93,9 +95,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_rows_and_columns_are_refused_in_one_line(tmp_path, name):
     rows, expected = BAD[name]
-    with pytest.raises(UserError, match=expected) as caught:
-        tagged(write(tmp_path, rows * 2), "tokens", "tags")
-    assert "\n" not in str(caught.value)
+    assert re.search(expected, refusal(tagged, write(tmp_path, rows * 2), "tokens", "tags"))
 
 
 def test_rows_without_words_are_skipped_with_a_message_and_rows_keep_their_numbers(tmp_path, capsys):

@@ -122,8 +122,3 @@ def test_tags_are_the_names_of_a_class_label_or_else_the_sorted_tags_that_occur(
     assert str(Tags(names)) == "5 tags of words: A, B"
     with pytest.raises(UserError, match="every word has the tag O, so there is nothing to learn"):
         Tags.of(table(["O", "O"], ["O"]), names)
-
-
-def test_a_tag_that_training_does_not_have_is_refused_with_its_row():
-    with pytest.raises(UserError, match=r"row 2 of the data has the tag I-X, .* \(known: B-A, O\)"):
-        Tags(("B-A", "O")).encode(table(["O"], ["B-A", "I-X"]))

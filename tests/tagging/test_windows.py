@@ -3,11 +3,9 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import UserError
 from shared.tagging.windows import TaggedWords, cut_into_windows, ranges
 
 
@@ -103,15 +101,6 @@ def test_the_digest_changes_with_the_words_the_tags_and_the_windows():
     others[-1].tags = others[-1].tags[::-1].copy()
     assert usual.digest() == dataset([[1, 2, 3], [4]], 5, 2).digest()
     assert len({each.digest() for each in (usual, *others)}) == 5
-
-
-@pytest.mark.parametrize(
-    ("room", "stride", "expected"),
-    [(0, 0, "--max_length 3 leaves room for 0 tokens of text"), (4, 4, "not more than --stride 4: increase it")],
-)
-def test_a_window_without_room_is_refused(room, stride, expected):
-    with pytest.raises(UserError, match=expected):
-        dataset([[1]], room, stride)
 
 
 def test_the_text_of_the_launch_card_has_the_counts():

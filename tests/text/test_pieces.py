@@ -13,12 +13,9 @@ from shared.text import pieces as pieces_module
 from shared.text.masking import Masking
 from shared.text.pieces import Selection, cut_into_pieces, held_out
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 MASKING = Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def offsets_of(sizes):

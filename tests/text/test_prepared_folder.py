@@ -73,10 +73,7 @@ def opened(where, cache_gb=None, samples=1):
 
 
 def refusal(where, *args):
-    with pytest.raises(UserError) as error:
-        everything(opened(where, *args))
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return runs.refusal(lambda: everything(opened(where, *args)))
 
 
 def everything(found):

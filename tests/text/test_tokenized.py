@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import refusal
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -24,10 +25,9 @@ from transformers import (
 )
 
 from shared.datasets.rows import FILL_IN
-from shared.datasets.tables import named, split_off
-from shared.errors import UserError
+from shared.datasets.tables import named
 from shared.text import encoder, table_texts, tokenized
-from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.text.tokenized import Padding, TokenizedText, check_max_length, tokenize, train_tokenizer
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -69,13 +69,6 @@ def tokenizers(tmp_path_factory) -> dict[str, PreTrainedTokenizerFast]:
 
 def items(data: TokenizedText) -> list[list[int]]:
     return [data[row][0].tolist() for row in range(len(data))]
-
-
-def refused(function, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # The tokens
@@ -186,12 +179,6 @@ def test_a_pickle_holds_no_tokens_and_reads_the_same(tokenizers):
     assert [with_targets[row][2] for row in range(15)] == list(range(15))
 
 
-def test_items_are_views_of_the_file_and_not_copies(tokenizers):
-    data = tokenize(PAIRS, ["text"], tokenizers["wordpiece"], 30)
-    assert np.shares_memory(data[3][0], data.input_ids)
-    assert isinstance(data.input_ids.base, np.memmap)
-
-
 @given(samples=st.lists(st.integers(0, 14), min_size=1, max_size=8))
 def test_rows_read_together_give_the_same_batch_as_single_items(tokenizers, samples):
     typed = set()
@@ -263,7 +250,7 @@ def test_a_trained_tokenizer_can_be_saved_with_a_model(tokenizers, tmp_path, kin
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_a_vocabulary_too_small_for_the_single_characters_is_refused(kind):
-    message = refused(train_tokenizer, PAIRS, ["text"], kind, 50, 64)
+    message = refusal(train_tokenizer, PAIRS, ["text"], kind, 50, 64)
     assert message.startswith("--vocab_size 50 is too small: ")
 
 
@@ -284,7 +271,7 @@ def texts_of(values, type_=None) -> pa.Table:
     ],
 )
 def test_other_columns_than_one_or_two_of_text_are_refused(tokenizers, columns, message):
-    assert refused(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9) == message
+    assert refusal(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9) == message
 
 
 @pytest.mark.parametrize("bad", [None, "", " \n\t"])
@@ -298,13 +285,7 @@ def test_the_first_row_without_text_is_named_whichever_block_is_written_first(to
         lambda: tokenize(table, columns, tokenizers["bpe"], 9),
         lambda: train_tokenizer(table, columns, "bpe", 300, 9),
     ):
-        assert refused(function) == f"row 3 of --train_file a.csv has no text in text (2 such rows): {FILL_IN}"
-
-
-def test_after_a_split_an_error_names_the_row_of_the_file(tokenizers):
-    parts = split_off(texts_of(["a"] * 20 + [""]), 50, 0)
-    (part,) = (part for part in parts if "" in part["text"].to_pylist())
-    assert refused(tokenize, part, ["text"], tokenizers["bpe"], 9).startswith("row 21 of --train_file a.csv")
+        assert refusal(function) == f"row 3 of --train_file a.csv has no text in text (2 such rows): {FILL_IN}"
 
 
 def test_the_first_text_without_tokens_is_named_and_nothing_is_joined(cache, monkeypatch):
@@ -313,7 +294,7 @@ def test_the_first_text_without_tokens_is_named_and_nothing_is_joined(cache, mon
     monkeypatch.setenv("WORLD_SIZE", "2")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])))
     message = "row 2 of --train_file a.csv has a text without tokens: remove the row"
-    assert refused(tokenize, texts_of(["a", "b", "a", "b"]), ["text"], tokenizer, 9) == message
+    assert refusal(tokenize, texts_of(["a", "b", "a", "b"]), ["text"], tokenizer, 9) == message
     assert not [*cache.glob("tokens-*/*.npy")]
 
 
@@ -332,19 +313,14 @@ def test_the_processes_of_a_machine_share_its_cores(tokenizers, monkeypatch, par
 
 @pytest.mark.parametrize(("columns", "special"), [(["text"], 2), (["text", "text"], 3)])
 def test_a_max_length_without_room_for_text_is_refused(tokenizers, columns, special):
-    message = refused(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], special)
+    message = refusal(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], special)
     assert message.startswith(f"--max_length {special} leaves no room for text with {special} special tokens")
     assert tokenize(texts_of(["a"]), columns, tokenizers["bpe"], special + 1).lengths.tolist() == [special + 1]
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tokenizers):
-    check_vocabulary(tokenizers["bpe"], len(tokenizers["bpe"]))
-    assert "the tokenizer has ids up to" in refused(check_vocabulary, tokenizers["bpe"], len(tokenizers["bpe"]) - 1)
-
-
 def test_a_max_length_beyond_the_models_positions_is_refused():
     check_max_length(512, BertConfig(max_position_embeddings=512))
-    message = refused(check_max_length, 513, BertConfig(max_position_embeddings=512))
+    message = refusal(check_max_length, 513, BertConfig(max_position_embeddings=512))
     assert message == "--max_length 513 exceeds the model's 512 positions: lower it"
     check_max_length(100_000, T5Config())
 
@@ -359,6 +335,6 @@ def test_the_longest_accepted_max_length_is_the_longest_that_the_model_can_read(
     longest = 12 if model_type in ("bert", "electra") else 10  # the others never use positions 0 and 1
     check_max_length(longest, config)
     model(torch.full((1, longest), 5))
-    assert f"{longest} positions: lower it" in refused(check_max_length, longest + 1, config)
+    assert f"{longest} positions: lower it" in refusal(check_max_length, longest + 1, config)
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.full((1, longest + 1), 5))

@@ -37,6 +37,7 @@ from shared.plan.batches import MicroBatch
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations
+from shared.processes.collectives import on_main_process
 from shared.report.mistakes import Mistakes
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -142,7 +143,7 @@ def evaluate(
         return {}
     ranked, losses, scores = found
     wrong.keep(ranked, losses, data.targets)
-    values = evaluation.compute_on_main(accelerator, metrics, ranked, data.targets, scores)
+    values = on_main_process(accelerator, lambda: metrics.compute(ranked, data.targets, scores))
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 

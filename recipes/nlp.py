@@ -36,6 +36,7 @@ from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier, pooling_of_head
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
+from shared.processes.collectives import on_main_process
 from shared.report.mistakes import Mistakes, as_text
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -128,7 +129,7 @@ def evaluate(
         return {}
     predictions, losses, scores = found
     wrong.keep(predictions, losses, data.targets)
-    values = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets, scores)
+    values = on_main_process(accelerator, lambda: metrics.compute(predictions, data.targets, scores))
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 

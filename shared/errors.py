@@ -14,9 +14,9 @@ def say(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def listed(words: Sequence[str]) -> str:
-    """The first five words, separated by commas, and the number of further ones."""
-    return ", ".join(words[:5]) + (f" and {len(words) - 5:,} more" if len(words) > 5 else "")
+def listed(words: Sequence[object], most: int = 5) -> str:
+    """The first words, at most `most`, separated by commas, and the number of further ones."""
+    return ", ".join(map(str, words[:most])) + (f" and {len(words) - most:,} more" if len(words) > most else "")
 
 
 def count_of(number: float, noun: str, plural: str | None = None) -> str:

@@ -22,7 +22,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_optimizers, modules_by_file
 from shared.compat import of_accelerate
 from shared.config.options import Options
-from shared.errors import UserError, count_of
+from shared.errors import UserError, count_of, listed
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
@@ -126,7 +126,7 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
             return path
         if has and not in_part:
             in_part = (
-                f"checkpoint {path} is intact on machine {has[0]} but not on machine {', '.join(lack[:8])}: copy that "
+                f"checkpoint {path} is intact on machine {has[0]} but not on machine {listed(lack, 8)}: copy that "
                 f"folder from there, remove {path.parent} on all of them to start over, or name another --output_dir"
             )
         if accelerator.is_main_process:

@@ -36,11 +36,8 @@ def layers(config_class: type, argv: Sequence[str], advise: Advise = lambda *_: 
     --help prints the help and exits.
 
     Raises:
-        UserError: a name is unknown, a value is missing or of the wrong type, the file cannot be read, or the locale
-            does not have a letter.
+        UserError: a name is unknown, a value is missing or of the wrong type, or the file cannot be read.
     """
-    if sys.getfilesystemencoding() == "ascii" and (wrong := [word for word in argv if not word.isascii()]):
-        raise UserError(f"{wrong[0]!a}: this locale has ASCII letters only: set LC_ALL=C.UTF-8 or PYTHONUTF8=1")
     if not {"-h", "--help"}.isdisjoint(argv):
         _print_help(config_class)
     hints = field_types(config_class)

@@ -14,10 +14,12 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import Ints
 from shared.run.command import ran_out
 
 Config = TypeVar("Config", bound=Options)
 TOKENS, SAMPLES = BUDGETS = ("max_tokens_per_micro_batch", "per_device_train_batch_size")
+BLOCK = 1 << 20  # samples whose lengths are read at once
 KEPT_FREE = 8  # an eighth of what fits stays free: batches of varying shapes fragment the allocator's memory
 
 
@@ -45,6 +47,15 @@ def with_budget(config: Config, budget: int | None) -> Config:
     return dataclasses.replace(config, **changed)
 
 
+def longest_samples(plan: Plan, count: int) -> Ints:
+    """int64 [count]: the numbers of the longest samples, longest first; their lengths are read block by block."""
+    found = np.empty(0, np.int64)
+    for start in range(0, plan.num_samples, BLOCK):
+        found = np.concatenate([found, np.arange(start, min(start + BLOCK, plan.num_samples))])
+        found = found[np.argsort(-plan.lengths_of(found), kind="stable")[:count]]
+    return found
+
+
 def searched_field(config: Options) -> str:
     """The name of the field that --auto_micro_batch sets."""
     return TOKENS if hasattr(config, TOKENS) else SAMPLES
@@ -68,7 +79,7 @@ def apply_largest_budget(
         UserError: the longest sample alone does not fit.
     """
     most = min(plan.global_batch_size, plan.num_samples, plan.max_samples or plan.global_batch_size)
-    longest = plan.longest_samples(most)
+    longest = longest_samples(plan, most)
     length = int(plan.lengths_of(longest[:1])[0])
 
     def succeeds_on_all(act: Callable[[], object]) -> bool:

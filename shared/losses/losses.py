@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from shared.config.fields import Limits
-from shared.errors import UserError
+from shared.errors import UserError, listed
 from shared.options.text_options import TextOptions
 
 
@@ -78,11 +78,12 @@ def shape_of_run(
         return LossShape(arguments)
     weights = torch.tensor(class_weights(config.class_weights, names, targets), dtype=torch.float32)
     shown = [f"{name} {weight:.3g}" for name, weight in zip(names, weights.tolist(), strict=True)]
-    note = ", ".join(shown[:10]) + (f" and {len(shown) - 10:,} more" if len(shown) > 10 else "")
     arguments["weight"] = weights.to(device)
     mixed = getattr(config, "mixup", 0) or getattr(config, "cutmix", 0)
     return LossShape(
-        arguments, None if mixed else SampleWeights(weights.double().numpy(), targets), {"class weights": note}
+        arguments,
+        None if mixed else SampleWeights(weights.double().numpy(), targets),
+        {"class weights": listed(shown, 10)},
     )
 
 
@@ -95,7 +96,7 @@ def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[n
         UserError: a value is not a positive number, their number is not that of the classes, or a class has no samples.
     """
     flag = f"--class_weights {' '.join(given)}"
-    listed = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+    classes = listed(names, 10)
     if list(given) == ["balanced"]:
         counts = np.bincount(targets, minlength=len(names))
         if not counts.all():
@@ -107,9 +108,9 @@ def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[n
     try:
         weights = [float(word) for word in given]
     except ValueError:
-        raise UserError(f"{flag}: expected balanced, or a number for each class ({listed})") from None
+        raise UserError(f"{flag}: expected balanced, or a number for each class ({classes})") from None
     if len(weights) != len(names):
-        raise UserError(f"{flag}: {len(weights)} weights for {len(names)} classes: give one for each ({listed})")
+        raise UserError(f"{flag}: {len(weights)} weights for {len(names)} classes: give one for each ({classes})")
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise UserError(f"{flag}: each weight must be above 0")
     return weights

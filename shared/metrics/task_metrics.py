@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shared.config.options import Options
-from shared.errors import UserError
+from shared.errors import UserError, listed
 from shared.metrics.foreign import ForeignFunction, load_foreign
 from shared.metrics.functions import OF_CLASS, RANKED, SCORED, SHIPPED, default_names, fitting_names
 from shared.monitoring.evaluation import ScoreNames
@@ -108,7 +108,7 @@ def positive_class(config: Options, kind: str, names: Sequence[str]) -> int | No
     """
     asked, label = config.metric_name or (), config.positive_label
     of_class = [name for name in asked if name in OF_CLASS]
-    listed = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+    classes = listed(names, 10)
     if not of_class:
         if label is not None:
             raise UserError(
@@ -116,9 +116,9 @@ def positive_class(config: Options, kind: str, names: Sequence[str]) -> int | No
             )
         return None
     if label is None and (len(names) > 2 or kind == "multi_label"):
-        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class to compute it for: {listed}")
+        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class to compute it for: {classes}")
     if label is not None and label not in names:
-        raise UserError(f"--positive_label {label} is not a class of the data: use one of {listed}")
+        raise UserError(f"--positive_label {label} is not a class of the data: use one of {classes}")
     return 1 if label is None else list(names).index(label)
 
 

@@ -13,7 +13,6 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch
 from shared.processes import preemption
-from shared.processes.collectives import on_main_process
 
 NUMBERS_AT_ONCE = 2**24  # that travel in one collective call: 64 or 128 MiB
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
@@ -38,11 +37,6 @@ class Metrics(Protocol):
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """The probability of each class or label, from logits [rows, labels]."""
-
-    def compute(
-        self, predictions: np.ndarray, references: np.ndarray, scores: np.ndarray | None = None
-    ) -> dict[str, float]:
-        """The values by name, without the prefix "eval_"."""
 
 
 def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:
@@ -78,72 +72,6 @@ def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torc
     return table[:, :-1].reshape(total, *rows.shape[1:])
 
 
-class Rows:
-    """Collects the predictions of one process on its share of a dataset, and gathers the shares.
-
-    Args:
-        shape: of the predictions for the whole dataset: (samples,) or (samples, labels).
-        metrics: computed from the predictions; where one of them takes probabilities, these are collected as well.
-    """
-
-    def __init__(self, shape: tuple[int, ...], metrics: Metrics | None = None) -> None:
-        self.shape, self.metrics = shape, metrics
-        self.samples = [np.empty(0, np.int64)]
-        self.rows: list[torch.Tensor] = []
-        self.scores: list[torch.Tensor] = []
-
-    def add(
-        self,
-        micro_batch: MicroBatch,
-        predictions: torch.Tensor,
-        losses: torch.Tensor,
-        logits: torch.Tensor | None = None,
-    ) -> None:
-        """Add a micro-batch's predictions [rows] or [rows, labels] and losses [rows]; a repeated batch is ignored.
-
-        Where a metric takes probabilities, they are computed from `logits` [rows, labels].
-        """
-        if micro_batch.counted:
-            self.samples.append(micro_batch.samples)
-            self.rows.append(torch.cat([losses[:, None], predictions.reshape(len(losses), -1)], dim=1).double())
-            if self.metrics and self.metrics.take_scores:
-                assert logits is not None, "a metric takes probabilities, and the recipe gave no logits"
-                self.scores.append(self.metrics.probabilities(logits.float()))
-
-    def gather(self, accelerator: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Predictions and losses of the whole dataset in its order, on every process; call this on all processes."""
-        table = np.empty((self.shape[0], 1 + math.prod(self.shape[1:])))
-        self._gather_into(table, accelerator, self.rows)
-        return table[:, 1:].reshape(self.shape), table[:, 0]
-
-    def gather_scores(self, accelerator: Any) -> np.ndarray | None:
-        """Probabilities [samples, labels] of the whole dataset in its order, float32, on the main process.
-
-        None on the other processes, and where no metric takes probabilities. Call this on all processes.
-        """
-        if not (self.metrics and self.metrics.take_scores):
-            return None
-        rows = self.shape[0] if accelerator.is_main_process else 0
-        table = np.empty((rows, self.metrics.num_labels), np.float32)
-        self._gather_into(table, accelerator, self.scores)
-        return table if accelerator.is_main_process else None
-
-    def _gather_into(self, table: np.ndarray, accelerator: Any, rows: list[torch.Tensor]) -> None:
-        """Fill `table` with the rows of all processes in the order of the dataset; an empty table stays empty.
-
-        A thousand classes take 4 kB per sample, so the rows are gathered and copied from the device in pieces.
-        """
-        samples, (_, width) = np.concatenate(self.samples), table.shape
-        mine = torch.cat(rows) if rows else torch.from_numpy(np.empty((0, width), table.dtype))
-        at_once = max(1, NUMBERS_AT_ONCE // width)
-        for start in range(0, self.shape[0], at_once):
-            inside = np.flatnonzero((start <= samples) & (samples < start + at_once))
-            count = min(at_once, self.shape[0] - start)
-            part = gather_rows(accelerator, samples[inside] - start, mine[torch.from_numpy(inside)], count)
-            if len(table):
-                table[start : start + count] = part.cpu().numpy()
-
-
 @torch.inference_mode()
 def collect(
     accelerator: Any,
@@ -158,20 +86,58 @@ def collect(
     Args:
         model: as the loop calls it; it is in evaluation mode during the pass.
         batches: of this process: `feed` of `Plan.evaluation`.
-        predict: called with the unwrapped model, the micro-batch and its batch; gives what `Rows.add` takes.
+        predict: called with the unwrapped model, the micro-batch and its batch; gives predictions [rows] or
+            [rows, labels], losses [rows], and logits [rows, labels] where a metric takes probabilities.
         shape: of the predictions: (samples,) or (samples, labels).
         metrics: where one of these takes probabilities, they are collected as well.
 
     Returns:
-        Predictions of `shape` and losses [samples] in the order of the data, and what `Rows.gather_scores` gives. None
-        if a signal cut the pass short.
+        Predictions of `shape` and losses [samples] on every process, and probabilities [samples, labels], float32, on
+        the main process if a metric takes them, else None; all in the order of the data. None if a signal cut the pass
+        short.
     """
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows = Rows(shape, metrics)
+    scored = metrics if metrics and metrics.take_scores else None
+    numbers = [np.empty(0, np.int64)]
+    rows: list[torch.Tensor] = []
+    scores: list[torch.Tensor] = []
     for micro_batch, batch in preemption.watch(accelerator, batches):
-        rows.add(micro_batch, *predict(model, micro_batch, batch))
+        predictions, losses, *logits = predict(model, micro_batch, batch)
+        if micro_batch.counted:
+            numbers.append(micro_batch.samples)
+            rows.append(torch.cat([losses[:, None], predictions.reshape(len(losses), -1)], dim=1).double())
+            if scored:
+                assert logits, "a metric takes probabilities, and the recipe gave no logits"
+                scores.append(scored.probabilities(logits[0].float()))
     model.train()
-    return None if preemption.cut_short(accelerator) else (*rows.gather(accelerator), rows.gather_scores(accelerator))
+    if preemption.cut_short(accelerator):
+        return None
+    samples, total = np.concatenate(numbers), shape[0]
+    table = np.empty((total, 1 + math.prod(shape[1:])))
+    _gather_into(table, total, accelerator, samples, rows)
+    probabilities = None
+    if scored:
+        probabilities = np.empty((total if accelerator.is_main_process else 0, scored.num_labels), np.float32)
+        _gather_into(probabilities, total, accelerator, samples, scores)
+    return table[:, 1:].reshape(shape), table[:, 0], probabilities if accelerator.is_main_process else None
+
+
+def _gather_into(
+    table: np.ndarray, total: int, accelerator: Any, samples: np.ndarray, rows: list[torch.Tensor]
+) -> None:
+    """Fill `table` with the rows of all processes in the order of the dataset; an empty table stays empty.
+
+    A thousand classes take 4 kB per sample, so the rows are gathered and copied from the device in pieces.
+    """
+    width = table.shape[1]
+    mine = torch.cat(rows) if rows else torch.from_numpy(np.empty((0, width), table.dtype))
+    at_once = max(1, NUMBERS_AT_ONCE // width)
+    for start in range(0, total, at_once):
+        inside = np.flatnonzero((start <= samples) & (samples < start + at_once))
+        count = min(at_once, total - start)
+        part = gather_rows(accelerator, samples[inside] - start, mine[torch.from_numpy(inside)], count)
+        if len(table):
+            table[start : start + count] = part.cpu().numpy()
 
 
 def best_by(config: Options, computed: ScoreNames) -> BestBy:
@@ -202,20 +168,6 @@ def computed_by_recipe(config: Options, names: tuple[str, ...]) -> ScoreNames:
             "flag out"
         )
     return ScoreNames(names)
-
-
-def compute_on_main(
-    accelerator: Any,
-    metrics: Metrics,
-    predictions: np.ndarray,
-    references: np.ndarray,
-    scores: np.ndarray | None = None,
-) -> dict[str, float]:
-    """`metrics.compute` on the main process; all processes get its result, so all decide alike (stop, best).
-
-    `scores`, from `Rows.gather_scores`, are on the main process only.
-    """
-    return on_main_process(accelerator, lambda: metrics.compute(predictions, references, scores))
 
 
 def greater_is_better(name: str) -> bool:

@@ -3,7 +3,7 @@
 The sample stream is the concatenation of the epochs' permutations; step k takes the samples [k*G, (k+1)*G) of it, its
 global batch. The order inside a global batch does not matter, so its samples are sorted by length and cut into
 micro-batches of even cost within a budget. The number of processes only determines which process computes which
-micro-batch, not the cut (see `refined` for the exception). A resumed run asks the plan for the next step.
+micro-batch, not the cut (see `cut_differs` for the exception). A resumed run asks the plan for the next step.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from shared.errors import UserError
 from shared.plan.cutting import area_limit, check_budget, costs_of, cut_points, fill_in_order, piece_count, share
 from shared.plan.draws import Ints, permutation
 
-BLOCK = 1 << 20  # samples whose lengths are read, or sorted for an evaluation, at once
+BLOCK = 1 << 20  # samples that are sorted for an evaluation at once
 COMPARED = 1 << 14  # samples of the steps whose cuts are compared at the start: their lengths may be on a slow disk
 
 
@@ -70,7 +70,7 @@ class Plan:
         max_samples: budget of a micro-batch in rows. If both are given, both apply.
         micro_batches: cut a step into at least this many.
         num_processes, process_index: which process this is. They do not change the cut, except with `equal_counts` or
-            with more processes than micro-batches (see `refined`).
+            with more processes than micro-batches (see `cut_differs`).
         equal_counts: every process gets the same number of micro-batches, for models whose forward pass communicates
             (FSDP, SyncBatchNorm); the number per step then is a multiple of `num_processes`.
 
@@ -124,31 +124,21 @@ class Plan:
         self.total_steps = -(-self.total_samples // global_batch_size)
         self.max_tokens, self.max_samples, self.micro_batches_per_step = max_tokens, max_samples, micro_batches
         self.num_processes, self.process_index, self.equal_counts = num_processes, process_index, equal_counts
-        self.same_lengths, self.first_processes = lengths is None, 1
+        self.same_lengths = lengths is None
+        # Each step has at least as many micro-batches as there were processes at the first launch of the run: one that
+        # resumes on fewer has the same micro-batches, so the same dropout and batch norm. `TrainingRun` sets it.
+        self.first_processes = 1
         self.depends_on_processes = ""  # why the result depends on their number, apart from the cut
 
     @classmethod
-    def of_run(
-        cls,
-        config: Options,
-        accelerator: Any,
-        *,
-        lengths: NDArray[np.integer] | None = None,
-        padded: Callable[[Ints], Ints] | None = None,
-        longest: int | None = None,
-        num_samples: int | None = None,
-        weights: Weights | None = None,
-        packed: bool = False,
-    ) -> "Plan":
-        """The plan of a recipe's config for this process; `TrainingRun.prepare` settles `equal_counts`."""
+    def of_run(cls, config: Options, accelerator: Any, **data: Any) -> "Plan":
+        """The plan of a recipe's config for this process; `TrainingRun.prepare` settles `equal_counts`.
+
+        `data` are the arguments of `Plan` on the samples: `lengths` or `num_samples`, and what else is known of them.
+        """
         assert config.global_batch_size is not None, "the run folder settles the global batch"
         return cls(
-            lengths=lengths,
-            padded=padded,
-            longest=longest,
-            num_samples=num_samples,
-            weights=weights,
-            packed=packed,
+            **data,
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_train_epochs,
@@ -189,14 +179,6 @@ class Plan:
         """int64 [n]: the tokens that `samples` [n] take, each padded on its own."""
         return self.padded(self.lengths[samples].astype(np.int64))
 
-    def longest_samples(self, count: int) -> Ints:
-        """int64 [count]: the numbers of the longest samples, longest first; their lengths are read block by block."""
-        found = np.empty(0, np.int64)
-        for start in range(0, self.num_samples, BLOCK):
-            found = np.concatenate([found, np.arange(start, min(start + BLOCK, self.num_samples))])
-            found = found[np.argsort(-self.lengths_of(found), kind="stable")[:count]]
-        return found
-
     def global_batch(self, step: int) -> tuple[Ints, Ints]:
         """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
         start = step * self.global_batch_size
@@ -215,14 +197,12 @@ class Plan:
         """How many epochs are complete after steps 0 ... step-1."""
         return min(step * self.global_batch_size, self.total_samples) // self.num_samples
 
-    def completes_epoch(self, step: int) -> bool:
-        """Whether step `step` completes an epoch."""
-        return self.epochs_completed(step + 1) > self.epochs_completed(step)
-
     def due(self, every: int | None, step: int) -> bool:
         """Whether an action is due after step `step`: every `every` steps (None: every epoch), and after the last."""
         done = step + 1
-        return done == self.total_steps or (self.completes_epoch(step) if every is None else done % every == 0)
+        if every is None:
+            return done == self.total_steps or self.epochs_completed(done) > self.epochs_completed(step)
+        return done == self.total_steps or done % every == 0
 
     def cut(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step for all processes, longest samples first."""
@@ -259,20 +239,6 @@ class Plan:
             mine.append(_repeat(pieces))
         return [*mine[:-1], replace(mine[-1], last=True)]
 
-    def keep_cut(self, first_processes: int) -> None:
-        """Cut each step into at least as many micro-batches as at the first launch of the run, on `first_processes`.
-
-        A run that resumes on fewer processes then has the same micro-batches, so the same dropout and batch norm.
-        """
-        self.first_processes = first_processes
-
-    def refined(self, step: int) -> bool:
-        """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it.
-
-        It never changes the cut of a last step with fewer samples.
-        """
-        return self._cut_differs(step, num_processes=1, first_processes=1)
-
     def steps_cut_otherwise(
         self, start: int, num_processes: int, first_processes: int | None = None
     ) -> tuple[int, int]:
@@ -295,13 +261,16 @@ class Plan:
             return 0, len(steps)
         if self.same_lengths:
             full = self.total_samples // self.global_batch_size - start
-            return full * (full > 0 and self._cut_differs(start, num_processes, first_processes)), len(steps)
+            return full * (full > 0 and self.cut_differs(start, num_processes, first_processes)), len(steps)
         most = max(2, COMPARED // self.global_batch_size)
         compared = sorted({steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)})
-        return sum(self._cut_differs(step, num_processes, first_processes) for step in compared), len(compared)
+        return sum(self.cut_differs(step, num_processes, first_processes) for step in compared), len(compared)
 
-    def _cut_differs(self, step: int, num_processes: int, first_processes: int) -> bool:
-        """Whether a step has another cut on another number of processes."""
+    def cut_differs(self, step: int, num_processes: int = 1, first_processes: int = 1) -> bool:
+        """Whether a step has another cut here than on another number of processes.
+
+        If it differs from that on one process, dropout and batch norm depend on the number of processes.
+        """
         samples, _ = self.global_batch(step)
         lengths = sorted(self.lengths_of(samples).tolist(), reverse=True)
         here = self._count(lengths, self.num_processes, self.first_processes)

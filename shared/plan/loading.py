@@ -107,8 +107,7 @@ def feed(
 
     The workers end with the generator.
     """
-    source = _Source(dataset, seed)
-    collate = _Collate(collate_fn)
+    reader = _Reader(dataset, collate_fn, seed)
     pin = device.type == "cuda"
     samples_ahead = getattr(dataset, "samples_ahead", 0)
     batches: Iterable[tuple[MicroBatch, Any]]
@@ -116,9 +115,9 @@ def feed(
     if num_workers:
         batches, end_workers = _start_workers(
             DataLoader(
-                source,  # type: ignore[arg-type]  # it takes a micro-batch, and returns it with the samples
+                reader,  # type: ignore[arg-type]  # it takes a micro-batch
                 batch_sampler=schedule,  # type: ignore[arg-type]
-                collate_fn=collate,  # type: ignore[arg-type]
+                collate_fn=_as_it_is,
                 num_workers=num_workers,
                 prefetch_factor=FAR_AHEAD if samples_ahead else 4,
                 pin_memory=pin,
@@ -128,7 +127,7 @@ def feed(
     else:
         if samples_ahead:
             schedule = _reading_ahead(schedule, dataset, samples_ahead)
-        batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
+        batches = (reader.__getitems__(micro_batch) for micro_batch in schedule)
     batches = _one_line_errors(batches)
     try:
         for micro_batch, batch in batches:
@@ -164,34 +163,29 @@ def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tupl
         raise UserError(str(error).strip().splitlines()[-1].removeprefix("shared.errors.UserError: ")) from None
 
 
-class _Source:
-    """The dataset of the workers: it takes a micro-batch, and returns the micro-batch and its samples."""
+class _Reader:
+    """The dataset of the workers: it takes a micro-batch, and returns it with its batch: ids and content together."""
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: Dataset, collate_fn: Callable[[list[Any]], Any], seed: int) -> None:
+        self.dataset, self.collate_fn, self.seed = dataset, collate_fn, seed
         self.draws_random = getattr(dataset, "draws_random", True)
 
-    def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, list[Any]]:
+    def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
+        return micro_batch, self.collate_fn(self._read(micro_batch))
+
+    def _read(self, micro_batch: MicroBatch) -> list[Any]:
         if hasattr(self.dataset, "read_micro_batch"):
-            return micro_batch, self.dataset.read_micro_batch(micro_batch.samples, micro_batch.epochs)
-        if not self.draws_random:
-            return micro_batch, [self.dataset[sample] for sample in micro_batch.samples.tolist()]
+            return self.dataset.read_micro_batch(micro_batch.samples, micro_batch.epochs)
         rows = []
         for sample, epoch in zip(micro_batch.samples.tolist(), micro_batch.epochs.tolist(), strict=True):
-            seed_sample(self.seed, epoch, sample)
+            if self.draws_random:
+                seed_sample(self.seed, epoch, sample)
             rows.append(self.dataset[sample])
-        return micro_batch, rows
+        return rows
 
 
-class _Collate:
-    """Collates the samples and returns their micro-batch with them, so that ids and content stay together."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, read: tuple[MicroBatch, list[Any]]) -> tuple[MicroBatch, Any]:
-        micro_batch, samples = read
-        return micro_batch, self.collate_fn(samples)
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _start_workers(loader: DataLoader[Any]) -> tuple[Iterator[Any], Callable[[], object]]:

@@ -21,10 +21,9 @@ from typing import Any
 
 from torch import distributed as dist
 
-from shared.compat import of_torch
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.errors import Preempted, UserError, about
+from shared.errors import Preempted, UserError, about, listed
 from shared.processes import ending
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
@@ -57,13 +56,6 @@ class Place:
     def where(self) -> str:
         """`address:port`."""
         return f"{self.address}:{self.port}"
-
-
-def of_existing_group() -> tuple[dist.Store, Place]:
-    """The store of the default process group, which must exist, and the place of this process in it."""
-    rank, address = dist.get_rank(), os.environ.get("MASTER_ADDR", "")
-    place = Place(rank, dist.get_world_size(), address, int(os.environ.get("MASTER_PORT", 0)), serves=rank == 0)
-    return of_torch.default_store(), place
 
 
 def compare(store: dist.Store, place: Place, config: options.Options, device: str, seconds: float) -> None:
@@ -124,12 +116,12 @@ def exchange(
     while not wait_for_keys(inside, keys, min(1.0, seconds)):
         raise_if_peer_ended()
         came = [rank for rank, key in enumerate(keys) if inside.check([key])]
-        missing = listed_ranks(sorted({*range(place.processes)} - {*came}))
+        missing = listed(sorted({*range(place.processes)} - {*came}), 8)
         printed = printed or print_if_long(begun, f"waiting for rank {missing} at {place.where}: see their output")
         if time.monotonic() - begun >= seconds:
             raise UserError(
                 f"of {place.processes} processes, rank {missing} did not connect to {place.where} within {seconds:g} s "
-                f"(rank {listed_ranks(came)} did): not started, started with another MASTER_ADDR or MASTER_PORT or "
+                f"(rank {listed(came, 8)} did): not started, started with another MASTER_ADDR or MASTER_PORT or "
                 "with this machine's rank, or behind a firewall; see their output"
             )
     facts = [json.loads(inside.get(key)) for key in keys]
@@ -146,11 +138,6 @@ def wait_for_keys(store: dist.Store, keys: list[str], seconds: float) -> bool:
         store.wait(keys, timedelta(seconds=seconds))
         return True
     return False
-
-
-def listed_ranks(ranks: Sequence[int]) -> str:
-    """The ranks as `0, 2, 3`; only the first eight of a long list."""
-    return ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
 
 
 def init_method(config: options.Options, device: str) -> str:
@@ -242,5 +229,4 @@ def hosts(facts: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
     for fact in facts:
         if fact["rank"] in ranks:
             ranks_of.setdefault(fact["host"], []).append(fact["rank"])
-    named = [f"{host} (rank {listed_ranks(there)})" for host, there in ranks_of.items()]
-    return ", ".join(named[:2]) + f" and {len(named) - 2} more machines" * (len(named) > 2)
+    return listed([f"{host} (rank {listed(there, 8)})" for host, there in ranks_of.items()], 2)

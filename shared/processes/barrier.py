@@ -16,7 +16,7 @@ from typing import Any
 from torch import distributed as dist
 
 from shared.compat import of_torch
-from shared.errors import UserError
+from shared.errors import UserError, listed
 
 HEARTBEAT_INTERVAL = 20.0  # seconds
 HEARTBEAT_TIMEOUT = 300.0  # seconds without a heartbeat after which a process counts as lost
@@ -115,8 +115,8 @@ class Barrier:
             first = next(rank for rank in range(len(latest)) if rank not in late)
             if now - began > HEARTBEAT_TIMEOUT and self.rank == first and not printed:
                 printed = True
-                missing = ", ".join(map(str, late[:8]))
-                print(f"waiting for process {missing}, busy for {HEARTBEAT_TIMEOUT:g} s", file=sys.stderr, flush=True)
+                busy = f"waiting for process {listed(late, 8)}, busy for {HEARTBEAT_TIMEOUT:g} s"
+                print(busy, file=sys.stderr, flush=True)
 
 
 _barriers: list[Barrier] = []  # at most one: that of the current process group

@@ -12,6 +12,8 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import barrier
 
+SECONDS_TO_APPEAR = 5.0  # until a file that another machine wrote is visible in a shared folder
+
 
 def gather(accelerator: Any, value: Any) -> list[Any]:
     """Return the `value` of every process, by rank. Every process must call this; it waits for slow ones."""
@@ -36,21 +38,7 @@ def agree(accelerator: Any, error: UserError | None) -> None:
 
 def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
     """Call `function` on the main process only; return its result, or raise its UserError, on every process."""
-    outcome: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        try:
-            outcome[0] = function()
-        except UserError as error:
-            outcome[1] = str(error)
-    if accelerator.num_processes > 1:
-        barrier.wait_for_all(accelerator)
-        torch.distributed.broadcast_object_list(outcome)
-    if outcome[1]:
-        raise UserError(outcome[1])
-    return outcome[0]
-
-
-SECONDS_TO_APPEAR = 5.0  # until a file that another machine wrote is visible in a shared folder
+    return _on_some(accelerator, accelerator.is_main_process, function)[0]
 
 
 def writes(accelerator: Any, config: Options) -> bool:
@@ -64,8 +52,13 @@ def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -
     Raises:
         UserError: `function` raised one; every process raises that of the lowest rank.
     """
+    return _on_some(accelerator, writes(accelerator, config), function)
+
+
+def _on_some(accelerator: Any, acts: bool, function: Callable[[], Any]) -> list[Any]:
+    """Call `function` on the processes that act; return their results, by rank, or raise the first UserError."""
     outcome: tuple[Any, str | None] | None = None
-    if writes(accelerator, config):
+    if acts:
         try:
             outcome = function(), None
         except UserError as error:
@@ -91,14 +84,17 @@ def check_shared(accelerator: Any, config: Options) -> None:
             accelerator.print("--save_on_each_node has no effect on a single machine")
         return
     output_dir = Path(config.output_dir)
-    name = on_main_process(accelerator, lambda: f".shared-{uuid.uuid4().hex}")
-    if accelerator.is_main_process:
-        (output_dir / name).touch()
-    gather(accelerator, None)  # waits until the token exists
-    visible = _appears(output_dir / name) if accelerator.is_local_main_process else None
+
+    def write_token() -> str:
+        token = output_dir / f".shared-{uuid.uuid4().hex}"
+        token.touch()
+        return token.name
+
+    token = output_dir / on_main_process(accelerator, write_token)
+    visible = _appears(token) if accelerator.is_local_main_process else None
     seen = [each for each in gather(accelerator, visible) if each is not None]
     if accelerator.is_main_process:
-        (output_dir / name).unlink()
+        token.unlink()
     if config.save_on_each_node and any(seen[1:]):
         raise UserError(
             f"--save_on_each_node, but --output_dir {output_dir} is shared by several machines: leave the flag out, or "

@@ -9,9 +9,7 @@ import os
 import shlex
 import socket
 import sys
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -20,11 +18,6 @@ from shared.errors import UserError
 NAME = ".lock"
 WAIT_SECONDS = 60.0  # seconds to wait for a run that is about to end
 POLL_INTERVAL = 0.2  # seconds
-# A soft lock is a file that exists: it would outlive a holder that was killed on another machine. Versions of filelock
-# without the argument have no such fallback.
-NO_SOFT_LOCK: dict[str, Any] = {"fallback_to_soft": False}
-if "fallback_to_soft" not in signature(FileLock).parameters:
-    NO_SOFT_LOCK = {}
 _held: list[FileLock] = []
 
 
@@ -37,8 +30,9 @@ def acquire(output_dir: str | Path, flag: str = "--output_dir") -> None:
         UserError: the folder is still in use after a minute; names the process.
     """
     path = Path(output_dir).resolve() / NAME
-    # thread_local: the thread that receives signals may release the lock.
-    lock = FileLock(path, thread_local=False, **NO_SOFT_LOCK)
+    # A soft lock is a file that exists: it would outlive a holder that was killed on another machine. And the thread
+    # that receives signals may release the lock.
+    lock = FileLock(path, fallback_to_soft=False, thread_local=False)
     try:
         try:
             lock.acquire(blocking=False)

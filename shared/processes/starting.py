@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from shared.compat import of_accelerate
+from shared.compat import of_accelerate, of_torch
 from shared.config import options
 from shared.errors import UserError
 from shared.processes import agreement, barrier, ending, folder_lock, rules
@@ -99,7 +99,8 @@ def start(config: options.Options) -> Any:
     )
     accelerator = new_accelerator(make)
     if has_group:
-        agreement.compare(*agreement.of_existing_group(), config, device, barrier.HEARTBEAT_TIMEOUT)
+        place = agreement.Place.of_environment()
+        agreement.compare(of_torch.default_store(), place, config, device, barrier.HEARTBEAT_TIMEOUT)
     # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
     settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     of_accelerate.set_ddp_handler(accelerator, settings)

@@ -12,7 +12,7 @@ import torch
 from shared.checkpoints.progress import Progress
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, shown
-from shared.errors import count_of
+from shared.errors import count_of, listed
 from shared.optimization.optimizers import inner, peak_learning_rate, skips_on_device, warmup_steps
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather
@@ -136,7 +136,7 @@ def machines(hosts: Sequence[tuple[str, bool]]) -> str:
     found = []
     for start, end in zip(starts, [*starts[1:], len(hosts)], strict=True):
         found.append(f"{hosts[start][0]} (rank{f's {start}-{end - 1}' if end - start > 1 else f' {start}'})")
-    return f"{len(found)}: {', '.join(found[:8])}{', ...' * (len(found) > 8)}"
+    return f"{len(found)}: {listed(found, 8)}"
 
 
 def precision(accelerator: Any, activation_dtype: str | None) -> str:

@@ -174,7 +174,7 @@ class TrainingRun(Generic[Config]):
                 or see `require_all`.
         """
         self.plan, self.loader = loader.plan, loader
-        self.plan.keep_cut(self.progress.first_processes)
+        self.plan.first_processes = self.progress.first_processes
         self.plan.equal_counts |= self.strategy.equal_counts
         self.hooks += hooks
         self._closing.callback(loader.close)

@@ -25,7 +25,7 @@ import torch
 
 from shared.checkpoints.saving import Saver
 from shared.extras import curves
-from shared.monitoring import evaluation
+from shared.metrics.task_metrics import TaskMetrics
 from shared.plan.loading import Loader
 from shared.run import command, training_run
 
@@ -121,7 +121,7 @@ def noted_exit(code, exit=os._exit):
 
 if __name__ == "__main__":
     curves.draw_curves = lambda *_: None  # curves and metrics would take longer than the run
-    evaluation.compute_on_main = lambda _, metrics, *__: dict.fromkeys(metrics.names, 0.0)
+    TaskMetrics.compute = lambda metrics, *_: dict.fromkeys(metrics.names, 0.0)
     recipe = call_recipe.load(ROOT / f"recipes/{os.environ['RECIPE']}.py")
     recipe.load_data = before(lambda: "data", recipe.load_data)
     recipe.build_model = watched(recipe.build_model)

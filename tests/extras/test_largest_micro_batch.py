@@ -15,7 +15,14 @@ from torch import nn
 
 from shared.checkpoints import resuming
 from shared.errors import UserError
-from shared.extras.largest_micro_batch import LargestMicroBatch, apply_largest_budget, largest, succeeds
+from shared.extras import largest_micro_batch
+from shared.extras.largest_micro_batch import (
+    LargestMicroBatch,
+    apply_largest_budget,
+    largest,
+    longest_samples,
+    succeeds,
+)
 from shared.options.extra_options import ExtraOptions
 from shared.options.image_options import ImageOptions
 from shared.plan import loading
@@ -24,6 +31,15 @@ from shared.processes import starting
 from shared.run import command
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=50), st.integers(1, 60))
+def test_the_longest_samples_are_found_block_by_block(lengths, count):
+    plan = Plan(lengths=np.array(lengths), seed=0, global_batch_size=1, num_epochs=1)
+    expected = np.argsort(-np.array(lengths), kind="stable")[:count].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(largest_micro_batch, "BLOCK", 7)
+        assert longest_samples(plan, count).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from importlib import metadata
 import pytest
 import runs
 
+from shared.compat import of_torch
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.options.extra_options import ExtraOptions
@@ -160,7 +161,7 @@ def in_a_launch(accelerator, folder):
 
 def compared(config):
     try:
-        agreement.compare(*agreement.of_existing_group(), config, "cpu", 30)
+        agreement.compare(of_torch.default_store(), agreement.Place.of_environment(), config, "cpu", 30)
     except UserError as error:
         return str(error)
     return None

@@ -14,12 +14,14 @@ import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.metrics.task_metrics import TaskMetrics
 from shared.monitoring import evaluation
 from shared.plan.batches import MicroBatch
+from shared.processes.collectives import on_main_process
 
 
 class World:
@@ -139,8 +141,10 @@ def evaluate_in_group(rank: int, folder: Path) -> None:
             indices = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
             rows = torch.from_numpy(classified(total)[indices])
             predictions, references = evaluation.gather_rows(accelerator, indices, rows, total).numpy().T
-            metrics = SimpleNamespace(compute=lambda p, r, _: [p.tolist(), r.tolist(), os.getpid()])
-            cases.append([world, total, *evaluation.compute_on_main(accelerator, metrics, predictions, references)])
+            found = on_main_process(
+                accelerator, lambda p=predictions, r=references: [p.tolist(), r.tolist(), os.getpid()]
+            )
+            cases.append([world, total, *found])
         if world > 1:
             torch.distributed.destroy_process_group()
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -183,19 +187,36 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
             barrier.wait()
             return torch.stack([table[call, other] for other in range(world)]).sum(0)
 
-        main = SimpleNamespace(device=torch.device("cpu"), reduce=reduce, is_main_process=rank == 0)
-        rows = evaluation.Rows((total,), metrics)
-        for counted in (True, False):  # a repeat that is not counted changes nothing
-            mine = logits[shares[rank]]
-            rows.add(MicroBatch(0, 0, shares[rank], shares[rank], total, counted), mine.argmax(1), mine[:, 0], mine)
-        return rows.gather(main), rows.gather_scores(main)
+        accelerator = SimpleNamespace(
+            device=torch.device("cpu"),
+            reduce=reduce,
+            is_main_process=rank == 0,
+            num_processes=1,  # the signals of a single process
+            is_fsdp2=False,
+            unwrap_model=lambda model: model,
+        )
+        batches = [  # a repeat that is not counted changes nothing
+            (MicroBatch(0, 0, shares[rank], shares[rank], total, counted), logits[shares[rank]])
+            for counted in (True, False)
+        ]
+        found = evaluation.collect(
+            accelerator,
+            nn.Identity(),
+            batches,
+            lambda _, __, mine: (mine.argmax(1), mine[:, 0], mine),
+            (total,),
+            metrics,
+        )
+        assert found
+        return found
 
     with ThreadPoolExecutor(world) as pool:
-        everywhere, (first, *others) = zip(*pool.map(process, range(world)), strict=True)
+        everywhere = list(pool.map(process, range(world)))
+    first, *others = (probabilities for *_, probabilities in everywhere)
     assert first.dtype == np.float32
     assert np.array_equal(first, logits.softmax(1).numpy())
     assert others == [None] * (world - 1)
-    for predictions, losses in everywhere:
+    for predictions, losses, _ in everywhere:
         assert np.array_equal(predictions, logits.argmax(1).double().numpy())
         assert np.array_equal(losses, logits[:, 0].double().numpy())
 

@@ -90,7 +90,7 @@ def test_the_cut_does_not_depend_on_the_number_of_processes(arguments, step):
     alone = Plan(**arguments | {"equal_counts": False, "num_processes": 1})
     step %= many.total_steps
     of_many = sorted((m for mine in shares(many, step) for m in mine if m.counted), key=lambda m: m.index)
-    if not many.refined(step):
+    if not many.cut_differs(step):
         assert [(m.index, m.samples.tolist()) for m in of_many] == [
             (m.index, m.samples.tolist()) for m in alone.micro_batches(step)
         ]
@@ -108,7 +108,7 @@ def test_the_last_step_with_fewer_samples_has_one_cut_on_any_number_of_processes
     last = alone.total_steps - 1
     assert [len(piece.samples) for piece in alone.cut(last)] == [11]
     assert [len(piece.samples) for piece in many.cut(last)] == [11]
-    assert not many.refined(last)
+    assert not many.cut_differs(last)
     assert [len(mine) for mine in shares(many, last)] == [1] * processes
     repeats = [m for mine in shares(many, last) for m in mine if not m.counted]
     assert [len(m.samples) for m in repeats] == [2] * (processes - 1), "batch norm does not accept one row"
@@ -119,7 +119,7 @@ def test_the_last_step_with_fewer_samples_has_one_cut_on_any_number_of_processes
 def test_a_run_that_goes_on_with_fewer_processes_keeps_its_micro_batches(arguments, fewer, step):
     first = Plan(**arguments | {"equal_counts": False})
     later = Plan(**arguments | {"equal_counts": False, "num_processes": min(fewer, first.num_processes)})
-    later.keep_cut(first.num_processes)
+    later.first_processes = first.num_processes
     step %= first.total_steps
     assert [m.samples.tolist() for m in later.cut(step)] == [m.samples.tolist() for m in first.cut(step)]
     assert later.steps_cut_otherwise(0, first.num_processes) == (0, first.total_steps)
@@ -268,7 +268,6 @@ def test_golden_values_of_the_hash():
 def test_epochs_are_completed_by_the_step_that_reaches_their_end():
     plan = Plan(num_samples=10, seed=0, global_batch_size=4, num_epochs=2)
     assert plan.total_steps == 5
-    assert [plan.completes_epoch(step) for step in range(5)] == [False, False, True, False, True]
     assert [plan.due(None, step) for step in range(5)] == [False, False, True, False, True]
     assert [plan.due(3, step) for step in range(5)] == [False, False, True, False, True]
     samples, epochs = plan.global_batch(2)

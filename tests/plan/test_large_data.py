@@ -78,15 +78,6 @@ def test_a_known_longest_sample_is_checked_against_the_budget_and_none_is_search
     Plan(lengths=lengths, **sizes)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=50), st.integers(1, 60))
-def test_the_longest_samples_are_found_block_by_block(lengths, count):
-    plan = Plan(lengths=np.array(lengths), seed=0, global_batch_size=1, num_epochs=1)
-    expected = np.argsort(-np.array(lengths), kind="stable")[:count].tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "BLOCK", 7)
-        assert plan.longest_samples(count).tolist() == expected
-
-
 @pytest.mark.parametrize("equal_counts", [False, True])
 def test_an_evaluation_in_blocks_has_each_sample_once_and_equal_counts_where_required(monkeypatch, equal_counts):
     lengths = np.random.default_rng(0).integers(1, 90, 1000)

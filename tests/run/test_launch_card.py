@@ -60,7 +60,7 @@ def test_the_batch_equation_has_the_real_sizes_of_the_micro_batches(plan, expect
 def notes(plan, step=0, before=None, first=None, **settings):
     """The notes of a run that is fresh, or resumed after `before` processes and begun on `first`."""
     plan = Plan(**{"seed": 0, "num_epochs": 1} | plan)
-    plan.keep_cut(first or plan.num_processes)
+    plan.first_processes = first or plan.num_processes
     progress = Progress(step=step, world_size=before)
     return notes_on_processes(Options(**settings), plan, progress, Path("step_00000002") if before else None)
 

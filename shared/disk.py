@@ -1,4 +1,4 @@
-"""Write to disk before continuing, give the usual permissions, say what mends an error, tell URLs from paths."""
+"""Write and replace files, give the usual permissions, say what mends an error, tell URLs from paths."""
 
 import errno
 import os
@@ -31,6 +31,17 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file, complete or not at all: a crash leaves the old file or the new one.
+
+    A character that UTF-8 lacks becomes a question mark.
+    """
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")  # several processes may write
+    partial.write_text(text, encoding="utf-8", errors="replace")
+    sync(partial)
+    partial.replace(path)
 
 
 def usual_permissions(folder: Path) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shared.config.options import Options
+from shared.disk import replace_file
 from shared.errors import UserError, count_of
 from shared.onnx_models.graph import to_onnx, write_int8
 from shared.onnx_models.runtime import FILE, FOLDER, PACKAGES, OnnxModel, require
@@ -208,9 +209,7 @@ def add_to_card(card: Path, section: str) -> None:
     """Add a section to a model card, in place of that of an earlier export."""
     text = card.read_text() if card.is_file() else ""
     without = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
-    partial = card.with_suffix(".partial")
-    partial.write_text("\n\n".join(part for part in (without.rstrip(), section) if part))
-    partial.replace(card)
+    replace_file(card, "\n\n".join(part for part in (without.rstrip(), section) if part))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -33,11 +32,11 @@ from shared.disk import remedy
 from shared.errors import UserError, about, listed
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
+from shared.processes.agreement import versions
 from shared.processes.collectives import agree, gather, writes
 from shared.processes.signals import heard
 
 ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
-MAY_WAIT = 10.0  # seconds that a run waits for the disk before it says so
 BETWEEN_ATTEMPTS = 60.0  # seconds, of a run that waits for its disk
 NICENESS = 10  # of the thread that writes: it takes the time that training leaves
 
@@ -73,7 +72,7 @@ class Saver:
         self.writes = self.takes_part = writes(accelerator, config)
         self.settings = options.plain(config)
         self.frozen, self.frozen_digest = self._frozen()
-        self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
+        self.versions = versions()
         self.in_background = True
         self.staging: Staging | None = None
         self.copied: Future[None] | None = None  # of the last save
@@ -84,7 +83,6 @@ class Saver:
         self.job: Job | None = None  # of the last save
         self.problem: str | None = None  # of the last save
         self.committed = -1  # the newest step that this process has saved
-        self.waited = 0.0  # seconds, for the disk
 
     def is_due(self, progress: Progress) -> bool:
         """Whether a checkpoint is to be saved now: by --checkpointing_steps, or for a new best evaluation."""
@@ -100,14 +98,7 @@ class Saver:
             UserError: this save and the one before failed, and --failed_saves is "end".
         """
         progress.monitor = monitored
-        due = time.perf_counter()
         self.poll(wait=True)
-        before, self.waited = self.waited, self.waited + time.perf_counter() - due
-        if self.writes and before <= MAY_WAIT < self.waited:
-            complain(
-                f"warning: the training has waited {self.waited:.0f} s for checkpoints to be written; with a larger "
-                "--checkpointing_steps it waits less"
-            )
         everybody = gather(self.accelerator, (self.committed if self.writes else None, self.problem))
         committed = [step for step, _ in everybody if step is not None]
         self.progress, self.step = progress, progress.step

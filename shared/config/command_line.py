@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
+from shared.disk import replace_file
 from shared.errors import UserError
 
 Advise = Callable[[str, Container[str]], str | None]
@@ -138,15 +139,9 @@ def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader)
 
 
 def write_yaml(values: Mapping[str, Any], path: str | Path, comment: str) -> None:
-    """Write the line `comment`, then `values` in their order, so that --config PATH reads the same values.
-
-    Never leaves an incomplete file.
-    """
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
+    """Write the line `comment`, then `values` in their order, so that --config PATH reads the same values."""
     text = yaml.dump(dict(values), Dumper=_StringDumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    partial.write_text(f"{comment}\n{text}", encoding="utf-8")
-    partial.replace(path)
+    replace_file(Path(path), f"{comment}\n{text}")
 
 
 def is_tuple(hint: Any) -> bool:

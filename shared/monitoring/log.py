@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from shared.disk import replace_file
 from shared.errors import UserError, first_line
 from shared.monitoring.hooks import Value
 
@@ -22,9 +22,12 @@ class Log:
     """Writes metrics.jsonl and moves the progress bar. Constructed on all processes; only the main process writes."""
 
     def __init__(self, accelerator: Any, output_dir: Path, step: int, total_steps: int) -> None:
-        """Continue the log of `output_dir`, which exists, at `step`."""
+        """Continue the log of `output_dir`, which exists, at `step`; the bar is drawn only in a terminal."""
         self.acts, self.file = accelerator.is_main_process, output_dir / "metrics.jsonl"
-        self.bar = progress_bar(accelerator, total_steps, step)
+        hidden = not (self.acts and sys.stderr.isatty())
+        self.bar: tqdm[Any] = tqdm(
+            total=total_steps, initial=step, disable=hidden, unit="step", dynamic_ncols=True, mininterval=0.5
+        )
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Write one line of metrics.jsonl, and show it."""
@@ -55,20 +58,13 @@ def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
 def cut_metrics(metrics_file: Path, step: int) -> None:
     """Remove the lines after `step`, and the summary of a finished run, from metrics.jsonl; at step 0, all lines.
 
-    The file is replaced as a whole, so that a crash leaves the old file or the new one.
-
     Raises:
         UserError: the file is not a metrics.jsonl.
     """
     if not metrics_file.exists():
         return
     known = [text for text, line in parsed_lines(metrics_file) if line["step"] <= step and "train_runtime" not in line]
-    replacement = metrics_file.with_name("metrics.jsonl.new")
-    with replacement.open("w", encoding="utf-8") as file:
-        file.writelines(text + "\n" for text in known if step > 0)
-        file.flush()
-        os.fsync(file.fileno())
-    replacement.replace(metrics_file)
+    replace_file(metrics_file, "".join(f"{text}\n" for text in known if step > 0))
 
 
 def parsed_lines(metrics_file: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -96,12 +92,6 @@ def finite_or_name(value: Value) -> Value:
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def progress_bar(accelerator: Any, total: int, initial: int) -> "tqdm[Any]":
-    """A bar over `total` steps of which `initial` are done, drawn by the main process, and only in a terminal."""
-    hidden = not (accelerator.is_main_process and sys.stderr.isatty())
-    return tqdm(total=total, initial=initial, disable=hidden, unit="step", dynamic_ncols=True, mininterval=0.5)
 
 
 def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+from shared.disk import replace_file
+
 EXIT_FAILED = 1
 EXIT_PREEMPTED = 143
 MARKER = "PREEMPTED"
@@ -175,9 +177,7 @@ def write_marker(output_dir: Path, step: int | None, received: Mapping[int, int]
     }
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        partial = output_dir / f"{MARKER}.partial-{os.getpid()}"
-        partial.write_text(json.dumps(content) + "\n")
-        partial.rename(output_dir / MARKER)
+        replace_file(output_dir / MARKER, json.dumps(content) + "\n")
     except OSError as error:  # the run ends anyway
         print(f"{output_dir / MARKER} could not be written ({error}): the run ends anyway", file=sys.stderr)
 

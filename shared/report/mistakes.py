@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.disk import replace_file
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import described, finite_or_name, warn
 
@@ -57,7 +58,7 @@ class Mistakes(Hook):
         best = self.run.progress.best_step == step or not self.run.config.load_best_model_at_end
         if self.found and best and "eval_loss" in values:
             with not_fatal(FILE):
-                write(Path(self.run.config.output_dir) / FILE, json.dumps({"step": step} | self.found))
+                replace_file(Path(self.run.config.output_dir) / FILE, json.dumps({"step": step} | self.found))
         self.found = {}
 
 
@@ -68,13 +69,6 @@ def not_fatal(file: str) -> Iterator[None]:
         yield
     except Exception as error:
         warn(f"{file} was not written: {described(error)}")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file, complete or not at all; a character that UTF-8 lacks becomes a question mark."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    partial.replace(path)
 
 
 def mistakes(

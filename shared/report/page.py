@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from shared.config import options
+from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.curves import find_panels
 from shared.extras.time_report import NAMES, breakdown, of_last_processes, rounded, seconds_by_part
@@ -33,7 +34,7 @@ class Report(Hook):
         if run.accelerator.is_main_process:
             folder = Path(run.config.output_dir)
             with mistakes.not_fatal(CARD):
-                mistakes.write(folder / CARD, run.launch_card + "\n")
+                replace_file(folder / CARD, run.launch_card + "\n")
                 if not run.resumed:
                     (folder / mistakes.FILE).unlink(missing_ok=True)
 
@@ -53,7 +54,7 @@ def write_report(folder: Path) -> Path:
         UserError: the folder is not that of a run, or one of its files is damaged.
     """
     file = folder / REPORT
-    mistakes.write(file, page(folder))
+    replace_file(file, page(folder))
     return file
 
 

@@ -96,6 +96,7 @@ class TrainingRun(Generic[Config]):
 
     accelerator: Any
     config: Config
+    finished: bool
 
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
@@ -112,11 +113,12 @@ class TrainingRun(Generic[Config]):
                 hook.opened(self)
             opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self._checkpoint = opened
-            self._result_of_finished_run = finished(
-                self.accelerator, self.config, self.progress, lambda: self._load_data(self.config)
-            )
-            if not self.finished:
+            results = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
+            self.finished = results is not None
+            if results is None:
                 refuse_another_order(self.progress, self._checkpoint)
+            else:
+                self.progress.results = results
             self._closing = stack.pop_all()
         return self
 
@@ -126,11 +128,6 @@ class TrainingRun(Generic[Config]):
         self._closing.close()
 
     @property
-    def finished(self) -> bool:
-        """Whether an earlier start completed the run and exported its model."""
-        return self._result_of_finished_run is not None
-
-    @property
     def resumed(self) -> bool:
         """Whether this start continues from a checkpoint."""
         return self._checkpoint is not None
@@ -138,7 +135,7 @@ class TrainingRun(Generic[Config]):
     @property
     def results(self) -> Results:
         """The results of the last evaluation; empty before the first one."""
-        return self.progress.results if self._result_of_finished_run is None else self._result_of_finished_run
+        return self.progress.results
 
     def check_data(self, *datasets: Any) -> None:
         """Refuse data sets that differ between machines or have changed since the run began.

@@ -19,6 +19,7 @@ from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.plan.batches import Plan
+from shared.processes import agreement
 
 STEPS = 24  # of 12 samples; an epoch has 160, so the second one begins within step 13
 FLAGS = [
@@ -169,7 +170,7 @@ def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outpu
     folder = resuming.complete(outputs["whole"])[6]
     state = json.loads((folder / "state.json").read_text())
     assert [state[name] for name in ("step", "epoch", "world_size", "threads", "seed")] == [6, 0, 2, 1, 0]
-    assert set(state["versions"]) == {"torch", "accelerate", "transformers", "numpy"}
+    assert set(state["versions"]) == {"python", *agreement.PACKAGES}
     assert state["config"]["global_batch_size"] == 12
     assert {"run_id", "best_step", "results", "seconds", "monitor"} < set(state)
     manifest = json.loads((folder / "manifest.json").read_text())

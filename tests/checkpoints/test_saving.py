@@ -221,18 +221,6 @@ def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, ho
     assert set(resuming.complete(run.config.output_dir)) == {2, 4}
 
 
-def test_a_run_that_waits_for_its_disk_says_so_once(run, capfd, monkeypatch):
-    monkeypatch.setattr(saving, "MAY_WAIT", 0.1)
-    write = folders.write
-    monkeypatch.setattr(folders, "write", lambda job: time.sleep(0.2) or write(job))
-    for _ in range(8):
-        run.step()
-    assert capfd.readouterr().err == (
-        "warning: the training has waited 0 s for checkpoints to be written; with a larger --checkpointing_steps it "
-        "waits less\n"
-    )
-
-
 def full_disk(monkeypatch, attempts=10**9):
     """Let this many attempts to write a checkpoint fail as on a full disk; return the list of all attempts."""
     made, write_file = [], digests.write_file

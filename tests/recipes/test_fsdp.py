@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from shared.compat import of_fsdp
 from shared.config.options import Options
 from shared.fsdp.strategy import shard
-from shared.monitoring.evaluation import Rows
+from shared.monitoring import evaluation
 from shared.monitoring.monitor import Monitor
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
@@ -95,16 +95,16 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
         optimizer.zero_grad()
         figures = monitor.read()
         steps.append({"loss": figures["loss"], "samples": figures["samples"], "grad_norm": str(float(grad_norm))})
-    rows, unseen = Rows((UNSEEN,)), Sequences(SAMPLES, UNSEEN)
     evaluated = []
-    with torch.no_grad():
-        for micro_batch, (ids, targets) in feed(
-            plan.evaluation(LENGTHS[SAMPLES:]), unseen, collate, accelerator.device
-        ):
-            logits = model(ids)
-            rows.add(micro_batch, logits.argmax(1), F.cross_entropy(logits, targets, reduction="none"))
-            evaluated.append(micro_batch.counted)
-    predictions, losses = rows.gather(accelerator)
+
+    def predict(model, micro_batch, batch):
+        ids, targets = batch
+        logits = model(ids)
+        evaluated.append(micro_batch.counted)
+        return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
+
+    batches = feed(plan.evaluation(LENGTHS[SAMPLES:]), Sequences(SAMPLES, UNSEEN), collate, accelerator.device)
+    predictions, losses, _ = evaluation.collect(accelerator, model, batches, predict, (UNSEEN,))
     return {
         "steps": steps,
         "counted": counts,

@@ -116,8 +116,9 @@ def weights():
 
 @pytest.fixture
 def own_cache(monkeypatch, tmp_path_factory):
-    """An empty cache folder, which no other test uses."""
-    folder = tmp_path_factory.mktemp("cache")
+    """An empty cache folder, which no other test uses, in a folder that no other test uses."""
+    folder = tmp_path_factory.mktemp("own") / "cache"
+    folder.mkdir()
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(folder))
     return folder
 

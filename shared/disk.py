@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 from pathlib import Path
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -42,6 +43,15 @@ def replace_file(path: Path, text: str) -> None:
     partial.write_text(text, encoding="utf-8", errors="replace")
     sync(partial)
     partial.replace(path)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files and folders NAME.partial-* directly in `folder`, whose writing was killed."""
+    for partial in folder.glob("*.partial-*"):
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def usual_permissions(folder: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.checkpoints.progress import Progress
-from shared.config.options import Options
+from shared.config.options import TOKENS, Options
 from shared.errors import UserError, count_of
 from shared.onnx_models.runtime import FILE, FOLDER, OnnxModel
 from shared.plan.loading import current_batch
@@ -25,7 +25,7 @@ from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.images import predict_images
 from shared.predictions.prediction import Prediction
-from shared.predictions.request import SAMPLES, TOKENS, Kind, Request, parse
+from shared.predictions.request import SAMPLES, Kind, Request, parse
 from shared.predictions.tables import predict_table
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts

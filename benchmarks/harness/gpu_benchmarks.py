@@ -44,10 +44,10 @@ class Benchmark:
 
 
 BUDGET = "max_tokens_per_micro_batch"
-SHORT = {"global_batch_size": 64, "max_tokens_per_micro_batch": 32768, "mlm_probability": 0.15}
+SHORT = {"global_batch_size": 64, BUDGET: 32768, "mlm_probability": 0.15}
 BASE = {"config": "recipes/configs/bert_base.yaml"} | SHORT
 LARGE = BASE | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-LARGE |= {"max_tokens_per_micro_batch": 16384}
+LARGE |= {BUDGET: 16384}
 MODERN = {"config": "recipes/configs/modernbert_base.yaml"} | SHORT | {"global_batch_size": 32, "mlm_probability": 0.3}
 PHOTOS = {"global_batch_size": 256, "per_device_train_batch_size": 256, "warmup_steps": 1}
 RESNET = {"config": "recipes/configs/imagenet_resnet50.yaml", "dataset_name": None, "decode_size": 256} | PHOTOS
@@ -55,19 +55,19 @@ RESNET |= {"global_batch_size": 384, "per_device_train_batch_size": 384}
 VIT = {"model_name_or_path": "vit", "from_scratch": True, "decode_size": 256, "min_crop_area": 0.08} | PHOTOS
 VIT |= {"horizontal_flip": True, "optim": "adamw", "learning_rate": 1e-3}
 FINE = {"model_name_or_path": "encoder", "train_file": "short.parquet", "validation_file": "valid.parquet"}
-FINE |= {"max_length": 64, "global_batch_size": 256, "max_tokens_per_micro_batch": 16384, "learning_rate": 5e-5}
+FINE |= {"max_length": 64, "global_batch_size": 256, BUDGET: 16384, "learning_rate": 5e-5}
 FINE |= {"packing": False}
 FINE_TOY = {"global_batch_size": 8}
 TRAINED = {"model_name_or_path": "encoder", "train_file": "encoder/train.parquet", "max_length": 128}
 TRAINED |= {"validation_file": "encoder/validation.parquet", "learning_rate": 5e-5, "global_batch_size": 256}
-TRAINED |= {"max_tokens_per_micro_batch": 32768}
+TRAINED |= {BUDGET: 32768}
 COMPILED = {"torch_compile": True}
 PACKED = {"packing": True}
 DOCSTRINGS = COMPILED | {"global_batch_size": 512}  # short texts: two or three micro-batches per step
 OFTEN = {"checkpointing_steps": 8}
 CACHED = COMPILED | {"cache": "uint8"}
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-TEXT = TINY | {"max_length": 32, "vocab_size": 400, "global_batch_size": 6, "max_tokens_per_micro_batch": 96}
+TEXT = TINY | {"max_length": 32, "vocab_size": 400, "global_batch_size": 6, BUDGET: 96}
 PICTURES = {"global_batch_size": 8, "image_size": 16, "resize_size": 18, "decode_size": 18}
 SMALL = {**PICTURES, "embedding_size": 8, "hidden_sizes": "8 16", "depths": "1 1", "layer_type": "basic"}
 

@@ -1,6 +1,5 @@
 """Changes to the code of recipes/image_classification.py and to compiling, for the variants of benchmarks/gpu.py."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,14 +76,10 @@ def with_whole_model_compiled(replace: Any, recipe: Any) -> None:
     replace(image_models, "compile_layers", compile_whole)
 
 
-def with_compiler(**settings: Any) -> Callable[[Any, Any], None]:
-    """A change that compiles with other settings than the recipe's."""
-
-    def change(replace: Any, recipe: Any) -> None:
-        compile_module = torch.nn.Module.compile
-        replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | settings))
-
-    return change
+def with_fixed_sizes(replace: Any, recipe: Any) -> None:
+    """Compile for each size apart."""
+    compile_module = torch.nn.Module.compile
+    replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | {"dynamic": False}))
 
 
 def with_cudnn_attention(replace: Any, recipe: Any) -> None:
@@ -118,7 +113,7 @@ CHANGES = {
     "compiled_loss": with_compiled_loss,
     "compiled_augmentation": with_compiled_augmentation,
     "whole_model": with_whole_model_compiled,
-    "fixed_sizes": with_compiler(dynamic=False),  # for each size apart
+    "fixed_sizes": with_fixed_sizes,
     "cudnn_attention": with_cudnn_attention,
     "plain_optimizer": with_plain_optimizer,
 }

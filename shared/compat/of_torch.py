@@ -13,6 +13,8 @@ from torch import distributed as dist
 
 from shared.compat import missing
 
+_foreach_norm = getattr(torch, "_foreach_norm", None)
+_foreach_mul_ = getattr(torch, "_foreach_mul_", None)
 _foreach_copy_ = getattr(torch, "_foreach_copy_", None)
 COUNTS_WRITES = hasattr(Tensor, "_version")
 """Whether `write_counts` works. If not, code that may change a tensor must not run while it is copied."""
@@ -42,13 +44,23 @@ def flash_attention(*of_documents: Any, dropout: float, scale: float | None, win
     return torch.ops.aten._flash_attention_forward(*of_documents, dropout, False, False, **options)[0]
 
 
-# For many tensors in one call. If a name is missing, one call per tensor gives the same bits, norms only on a CPU.
-norms: Callable[[Sequence[Tensor]], list[Tensor] | tuple[Tensor, ...]]
-norms = getattr(torch, "_foreach_norm", lambda tensors: [*map(torch.linalg.vector_norm, tensors)])
-"""`torch._foreach_norm`: the 2-norm of each tensor, as scalars."""
-multiply: Callable[[Sequence[Tensor], float | Tensor], object]
-multiply = getattr(torch, "_foreach_mul_", lambda tensors, factor: [tensor.mul_(factor) for tensor in tensors])
-"""`torch._foreach_mul_`: multiply each tensor in place."""
+def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
+    """`torch._foreach_norm`: the 2-norm of each tensor, as scalars. If missing, one call per tensor.
+
+    Both give the same bits on a CPU. On a GPU the order of the sum differs, so they agree up to rounding.
+    """
+    if _foreach_norm is not None:
+        return _foreach_norm(tensors)
+    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
+def multiply(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
+    """`torch._foreach_mul_`: multiply each tensor in place. If missing, one call per tensor gives the same bits."""
+    if _foreach_mul_ is not None:
+        _foreach_mul_(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
 
 
 def copy(places: Sequence[Tensor], tensors: Sequence[Tensor], non_blocking: bool = False) -> None:

@@ -12,6 +12,7 @@ from shared.errors import UserError
 
 NOT_IN_RESULT = "# do not affect the result: "
 RECIPE = "# recipe: "
+TOKENS = "max_tokens_per_micro_batch"  # the field, of the settings that have it
 PROJECT = Path(__file__).resolve().parents[2]  # the folder that holds shared/
 ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
 
@@ -185,7 +186,7 @@ class Options:
     @property
     def max_tokens(self) -> int | None:
         """--max_tokens_per_micro_batch, the budget of a micro-batch, of settings that have it; None: no limit."""
-        return getattr(self, "max_tokens_per_micro_batch", None)
+        return getattr(self, TOKENS, None)
 
     @property
     def activations(self) -> str | None:

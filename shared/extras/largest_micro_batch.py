@@ -10,7 +10,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from torch import Tensor
 
-from shared.config.options import Options
+from shared.config.options import TOKENS, Options
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch, Plan
@@ -18,7 +18,8 @@ from shared.plan.draws import Ints
 from shared.run.command import ran_out
 
 Config = TypeVar("Config", bound=Options)
-TOKENS, SAMPLES = BUDGETS = ("max_tokens_per_micro_batch", "per_device_train_batch_size")
+SAMPLES = "per_device_train_batch_size"
+BUDGETS = (TOKENS, SAMPLES)
 BLOCK = 1 << 20  # samples whose lengths are read at once
 KEPT_FREE = 8  # an eighth of what fits stays free: batches of varying shapes fragment the allocator's memory
 

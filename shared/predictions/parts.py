@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.disk import remedy, sync
+from shared.disk import remedy, replace_file, sync
 from shared.errors import UserError, count_of
 from shared.monitoring.log import finite_or_name
 from shared.onnx_models.runtime import FOLDER
@@ -88,9 +88,7 @@ class Parts:
             self.folder.mkdir(parents=True, exist_ok=True)
             folder_lock.acquire(self.folder, "--predictions_file: the folder")
             if not file.exists():
-                partial = file.with_suffix(".partial")
-                partial.write_text(json.dumps(task, indent=1) + "\n")
-                partial.rename(file)
+                replace_file(file, json.dumps(task, indent=1) + "\n")
         if changed := changes(read_json(file), task):
             raise UserError(
                 f"{self.folder} holds parts of other predictions ({changed}): restore what was changed to resume, "

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
+from shared.config.options import TOKENS
 from shared.contrastive.sentence_transformers_files import MODULES_FILE, POOLINGS, shown, stored_settings
 from shared.datasets.files import kind_of
 from shared.errors import UserError, about
@@ -41,8 +42,8 @@ OF_DATA = (
     *("validation_file", "train_dir", "validation_dir", "validation_split_percentage", "seed"),
     *("skip_incomplete_rows", "skip_corrupt_images", "max_train_samples", "max_eval_samples"),
 )
-NOT_KEPT = {"sync_batchnorm", "max_tokens_per_micro_batch"}  # batch norm uses its running averages
-TOKENS, SAMPLES = "max_tokens_per_micro_batch", "per_device_eval_batch_size"
+NOT_KEPT = {"sync_batchnorm", TOKENS}  # batch norm uses its running averages
+SAMPLES = "per_device_eval_batch_size"
 USUAL_TOKENS, USUAL_SAMPLES = 4096, 64  # in a forward pass of a model without a run
 NO_LIMIT = 1_000_000  # tokens in a text
 

@@ -11,7 +11,6 @@ A run without a checkpoint answers only those that its folder can answer. `finis
 
 import dataclasses
 import glob
-import shutil
 import socket
 import tempfile
 import time
@@ -25,7 +24,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.disk import is_url, remedy
+from shared.disk import is_url, remedy, remove_unfinished
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
@@ -38,7 +37,7 @@ from shared.run.export import CARD
 
 Config = TypeVar("Config", bound=options.Options)
 MOST_COUNTS, MOST_SHOWN = 1000, 4  # counts per flag that are kept; differences in a message
-MODEL, TOKENS = "model_name_or_path", "max_tokens_per_micro_batch"
+MODEL = "model_name_or_path"
 
 
 def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tuple[Config, Progress, Path | None]:
@@ -129,9 +128,7 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
 def refuse_another_run(
     stored: Mapping[str, Any], config: options.Options, where: Path, may_differ: Container[str] = ()
 ) -> None:
-    """Refuse to resume from `where`, a folder or a checkpoint, with other settings that affect the result.
-
-    Settings in `may_differ` may differ.
+    """Refuse to resume from `where`, a folder or a checkpoint, if settings that affect the result differ.
 
     Raises:
         UserError: shows the differences, how to resume, and how to begin a new run.
@@ -349,7 +346,8 @@ def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) 
     rate = options.base_learning_rate(config)
     settled: dict[str, Any] = {"mixed_precision": accelerator.mixed_precision, "learning_rate": rate}
     if config.MAX_TOKENS and config.max_tokens is None:
-        settled[TOKENS] = stored[TOKENS] if stored else config.MAX_TOKENS[accelerator.device.type != "cpu"]
+        on_gpu = accelerator.device.type != "cpu"
+        settled[options.TOKENS] = stored.get(options.TOKENS) if stored else config.MAX_TOKENS[on_gpu]
     config = dataclasses.replace(config, **settled)
     steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
     if steps is None or rows is None:
@@ -383,8 +381,7 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     def clean_up() -> None:
         signals.remove_marker(output_dir)
         resuming.remove_partials(output_dir)
-        for partial in output_dir.glob("*.partial-*/"):  # of an export that was killed
-            shutil.rmtree(partial, ignore_errors=True)
+        remove_unfinished(output_dir)
 
     def write() -> None:
         cut_metrics(output_dir / "metrics.jsonl", progress.step)

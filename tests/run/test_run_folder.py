@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_ins import accelerator
 
+from shared import disk
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy, Progress
 from shared.config import options
@@ -99,7 +100,18 @@ def test_the_budget_of_tokens_is_that_of_the_device_on_which_the_run_began(recip
     assert resume.resolve(dataclasses.replace(flags, max_tokens_per_micro_batch=500), gpu, None).max_tokens == 500
     old = options.plain(config) | {"max_tokens_per_micro_batch": None}  # an older version's run without a limit
     assert resume.resolve(flags, gpu, old).max_tokens is None
+    del old["max_tokens_per_micro_batch"]  # a still older one, whose recipe did not have the field
+    assert resume.resolve(flags, gpu, old).max_tokens is None
     assert resume.resolve(Options(), gpu, None).max_tokens is None
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path):
+    disk.replace_file(tmp_path / "config.yaml", "a: 1\n")
+    (tmp_path / "config.yaml.partial-123").write_text("a: ")
+    (tmp_path / "model.partial-abc").mkdir()
+    (tmp_path / "model.partial-abc/weights").write_text("half")
+    disk.remove_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 # The finished run

@@ -1,7 +1,7 @@
 """The end of a process: it records its reason where the others can read it, prints one line, and leaves.
 
-A launcher ends all processes after the first one ends. The others then read the recorded reason and print no error of
-their own. Processes of one machine share a file. Processes of all machines share the store of the rendezvous, which
+A launcher ends all processes after the first one ends. The others then read the recorded exit code, and print no error
+of their own. Processes of one machine share a file. Processes of all machines share the store of the rendezvous, which
 exists as long as the process that opened it.
 """
 
@@ -28,7 +28,8 @@ from torch import distributed as dist
 from shared.errors import UserError, first_line
 from shared.processes import barrier, folder_lock, signals
 
-REASONS = ("failed", "refused", "preempted")
+EXIT_USER_ERROR = 2
+ENTRY = struct.Struct("<dB")  # of a process in the shared file: when it ended, and its exit code
 STORE_KEY = "accelerate-recipes/ended"  # its value: the reason of the first process that ended, as JSON
 SEARCH_SECONDS = 2.0  # how long to look for the process that ended, after a connection was lost
 LOST = re.compile(r"gloo/|Connection (closed|reset|refused)|Broken pipe|Timed out waiting|NCCL|TCPStore|Socket")
@@ -81,12 +82,12 @@ def identity() -> dict[str, Any]:
 def open_file() -> int:
     """Return the descriptor of the file that the processes of this machine share.
 
-    The file holds a time for each process and each reason to end. Its name is removed once all processes have opened it
+    The file has an ENTRY for each process, by local rank. Its name is removed once all processes have opened it
     (`unlink_file`); the kernel frees the file when the last process ends.
     """
     names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     launch = "-".join(re.sub(r"\W", "_", os.environ.get(name, "")) for name in names)
-    path = Path(tempfile.gettempdir()) / f"accelerate-recipes-{os.getuid()}-{launch}"
+    path = Path(tempfile.gettempdir()) / f"accelerate-recipes-ended-{os.getuid()}-{launch}"
     if known.file is None or known.path != path:
         known.file, known.path = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path
     return known.file
@@ -100,39 +101,32 @@ def unlink_file() -> None:
                 known.path.unlink()
 
 
-def record(reason: str) -> None:
-    """Record why this process ends (one of REASONS), for the other processes on this machine."""
+def record(code: int) -> None:
+    """Record the exit code with which this process ends, for the other processes on this machine."""
     with contextlib.suppress(OSError):
         if local_processes() > 1:
-            os.pwrite(open_file(), struct.pack("<d", time.time()), offset_of(local_rank(), reason))
+            os.pwrite(open_file(), ENTRY.pack(time.time(), code), ENTRY.size * local_rank())
 
 
-def offset_of(rank: int, reason: str) -> int:
-    """The byte offset in the shared file of the time at which local process `rank` ended for this reason."""
-    return 8 * (len(REASONS) * rank + REASONS.index(reason))
+def peers_that_ended(*codes: int) -> list[int]:
+    """The local ranks of the other processes on this machine that have recorded one of these exit codes.
 
-
-def recorded(rank: int, reason: str) -> bool:
-    """Whether local process `rank` has recorded this reason; a time before our own start is from an earlier launch."""
+    A time before our own start is from an earlier launch.
+    """
+    if local_processes() == 1:
+        return []
+    started, found = psutil.Process().create_time(), []
     with contextlib.suppress(OSError):
-        time_ended = os.pread(open_file(), 8, offset_of(rank, reason))
-        return len(time_ended) == 8 and struct.unpack("<d", time_ended)[0] > psutil.Process().create_time()
-    return False
-
-
-def has_ended(rank: int) -> bool:
-    """Whether local process `rank` has failed or ended with a UserError."""
-    return recorded(rank, "failed") or recorded(rank, "refused")
-
-
-def peer_recorded(reason: str) -> bool:
-    """Whether another process on this machine has recorded this reason."""
-    return any(recorded(rank, reason) for rank in range(local_processes()) if rank != local_rank())
+        entries = os.pread(open_file(), ENTRY.size * local_processes(), 0)
+        for rank, (ended, code) in enumerate(ENTRY.iter_unpack(entries)):
+            if rank != local_rank() and ended > started and code in codes:
+                found.append(rank)
+    return found
 
 
 def peer_failed() -> bool:
     """Whether another process on this machine has ended with an error; the launcher then signals the rest to end."""
-    return peer_recorded("failed") or peer_recorded("refused")
+    return bool(peers_that_ended(signals.EXIT_FAILED, EXIT_USER_ERROR))
 
 
 def tell_all_machines(code: int, why: str) -> None:
@@ -166,14 +160,12 @@ def ended_peer() -> Peer | None:
                 word = json.loads(known.store.get(STORE_KEY))
                 if word["pid"] != os.getpid() or word["host"] != socket.gethostname():
                     return Peer(word["code"], f"rank {word['rank']} on {word['host']} has ended: {word['why']}")
-    others = [rank for rank in range(local_processes()) if rank != local_rank()]
-    for reason, code in (("refused", 2), ("failed", 1)):
-        for rank in others:
-            if recorded(rank, reason):
-                first = int(os.environ.get("RANK", 0)) - local_rank()  # ranks of one machine are consecutive
-                return Peer(code, f"rank {first + rank} on {socket.gethostname()} has ended: see its output")
-    if peer_recorded("preempted"):  # it had nothing to save and ended immediately
-        return Peer(143, "")
+    for code in (EXIT_USER_ERROR, signals.EXIT_FAILED):
+        if ranks := peers_that_ended(code):
+            first = int(os.environ.get("RANK", 0)) - local_rank()  # ranks of one machine are consecutive
+            return Peer(code, f"rank {first + ranks[0]} on {socket.gethostname()} has ended: see its output")
+    if peers_that_ended(signals.EXIT_PREEMPTED):  # it had nothing to save and ended immediately
+        return Peer(signals.EXIT_PREEMPTED, "")
     mine = identity()
     for rank, other in enumerate(known.processes):
         if other["machine"] == mine["machine"] and other["pid"] != mine["pid"] and not is_alive(other["pid"]):
@@ -192,9 +184,6 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-EXIT_USER_ERROR = 2
-
-
 def refuse(error: UserError) -> NoReturn:
     """End this process with exit code 2; the process with the lowest local rank that is refused prints its error.
 
@@ -204,17 +193,17 @@ def refuse(error: UserError) -> NoReturn:
     signals.stop_listening()
 
     def leave(*_: object) -> NoReturn:
-        if here != 0 and not any(recorded(rank, "refused") for rank in range(here)):
+        if here != 0 and not any(rank < here for rank in peers_that_ended(EXIT_USER_ERROR)):
             print(f"error: {error}", file=sys.stderr, flush=True)
         exit_now(EXIT_USER_ERROR)
 
     signal.signal(signal.SIGTERM, leave)  # sent by the launcher after the first exit
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    record("refused")
+    record(EXIT_USER_ERROR)
     tell_all_machines(EXIT_USER_ERROR, str(error))
-    awaited = range(1, local_processes()) if here == 0 else [0]
-    while not all(map(has_ended, awaited)) and time.monotonic() < deadline:
+    awaited = {*range(1, local_processes())} if here == 0 else {0}
+    while not awaited.issubset(peers_that_ended(signals.EXIT_FAILED, EXIT_USER_ERROR)) and time.monotonic() < deadline:
         time.sleep(0.05)
     leave()
 
@@ -223,7 +212,7 @@ def exit_now(code: int) -> NoReturn:
     """End immediately, without the interpreter's shutdown."""
     folder_lock.release_all()
     if code == signals.EXIT_PREEMPTED:
-        record("preempted")
+        record(code)
     unlink_file()
     sys.stdout.flush()
     sys.stderr.flush()

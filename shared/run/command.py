@@ -53,11 +53,11 @@ def run(
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it
-            if peer.line and not ending.peer_recorded("refused"):  # such a peer prints its error itself
+            if peer.line and not ending.peers_that_ended(EXIT_USER_ERROR):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)
-            ending.record("failed")
+            ending.record(signals.EXIT_FAILED)
             exit_now(peer.code)
-        ending.record("failed")
+        ending.record(signals.EXIT_FAILED)
         ending.unlink_file()
         if not ran_out(error):
             ending.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")

@@ -29,27 +29,18 @@ CARD = "README.md"  # the file name of a model card
 class Export:
     """Writes any `nn.Module` as a state dict. A hook may give `run.export` a subclass when the run is `opened`."""
 
-    def write(
-        self,
-        accelerator: Any,
-        config: Options,
-        progress: Progress,
-        model: Any,
-        processor: Any,
-        notes: Sequence[str],
-        weights_of: Callable[[Any, Any], dict[str, Tensor]],
-    ) -> None:
+    def write(self, run: Any, model: Any, processor: Any, notes: Sequence[str]) -> None:
         """Write `model/`: the weights, the processor's files, and a card with `notes` as paragraphs.
 
-        Call it on every process. `weights_of(accelerator, model)` gathers the weights.
+        Call it on every process. `run` is the `TrainingRun`.
 
         Raises:
             UserError: the loss or a parameter is not finite, or the model could not be written.
         """
-        output_dir = Path(config.output_dir)
-        unwrapped = accelerator.unwrap_model(model)
+        config, progress, output_dir = run.config, run.progress, Path(run.config.output_dir)
+        unwrapped = run.accelerator.unwrap_model(model)
         folders = self.begin(unwrapped)
-        weights = weights_of(accelerator, model)
+        weights = run.strategy.weights(run.accelerator, model)
 
         def fill(folder: Path) -> None:
             self.save(unwrapped, weights, folder)
@@ -68,7 +59,7 @@ class Export:
                     "from its newest checkpoint"
                 ) from None
 
-        on_main_process(accelerator, write)
+        on_main_process(run.accelerator, write)
 
     def begin(self, model: Any) -> dict[str, Callable[[Path], object]]:
         """Prepare the model on every process; return the functions that fill other folders, by name."""

@@ -320,7 +320,7 @@ class TrainingRun(Generic[Config]):
         for hook in self.hooks:
             hook.before_export(model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
-        self.export.write(self.accelerator, self.config, self.progress, model, processor, notes, self.strategy.weights)
+        self.export.write(self, model, processor, notes)
         for hook in self.hooks:
             hook.exported(Path(self.config.output_dir) / "model")
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint

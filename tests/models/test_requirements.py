@@ -22,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
 
 def export(accelerator, config, progress, model, processor=None):
-    Export().write(accelerator, config, progress, model, processor, (), Ddp().weights)
+    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp())
+    Export().write(run, model, processor, ())
 
 
 class Output(NamedTuple):

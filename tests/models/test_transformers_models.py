@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import runs
@@ -16,7 +17,8 @@ from shared.run.training_run import Ddp
 
 
 def export(accelerator, config, progress, model, processor=None):
-    TransformersExport().write(accelerator, config, progress, model, processor, (), Ddp().weights)
+    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp())
+    TransformersExport().write(run, model, processor, ())
 
 
 @pytest.fixture

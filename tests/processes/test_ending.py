@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -54,9 +53,10 @@ def leaving(monkeypatch, tmp_path):
 
 
 def refuse(monkeypatch, rank):
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
-    with pytest.raises(Left):
-        ending.refuse(UserError("--seed x: give a number"))
+    with monkeypatch.context() as there:
+        there.setenv("LOCAL_RANK", str(rank))
+        with pytest.raises(Left):
+            ending.refuse(UserError("--seed x: give a number"))
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -82,8 +82,8 @@ def test_an_error_of_only_one_process_is_printed_by_that_process(leaving, monkey
         leaving.waited = 0
         if mark == "of an earlier launch":
             (path,) = tmp_path.iterdir()
-            long_ago = struct.pack("<d", psutil.Process().create_time() - 60)
-            path.write_bytes(long_ago * (path.stat().st_size // 8))
+            long_ago = ending.ENTRY.pack(psutil.Process().create_time() - 60, 2)
+            path.write_bytes(long_ago * (path.stat().st_size // len(long_ago)))
         else:
             monkeypatch.setenv("MASTER_PORT", "23456")
     refuse(monkeypatch, rank)
@@ -105,7 +105,7 @@ def test_an_error_is_printed_once_if_rank_0_ends_without_it_and_another_process_
 ):
     def refuse_and_end():
         terminate = leaving.handlers[signal.SIGTERM]
-        leaving.on_sleep = lambda: of_rank(monkeypatch, 0, "failed")
+        leaving.on_sleep = lambda: of_rank(monkeypatch, 0, 1)
         refuse(monkeypatch, 2)
         if end == "the launcher ends it":
             terminate(signal.SIGTERM, None)
@@ -159,31 +159,31 @@ def test_an_unexpected_error_keeps_its_traceback_and_is_recorded_for_the_others(
         monkeypatch.setattr(ending, "record", recorded.append)
         with pytest.raises(type(error), match="ours"):
             command.run(main, Options)
-        assert recorded == ["failed"]
+        assert recorded == [1]
     assert leaving.codes == []
 
 
-def of_rank(monkeypatch, rank, what):
-    """Record as local process `rank` why it ends."""
+def of_rank(monkeypatch, rank, code):
+    """Record as local process `rank` its exit code."""
     with monkeypatch.context() as there:
         there.setenv("LOCAL_RANK", str(rank))
-        ending.record(what)
+        ending.record(code)
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "line"),
+    ("code", "line"),
     [
-        ("preempted", 143, ""),
-        ("failed", 1, "error: rank 1 on {} has ended: see its output\n"),
-        ("refused", 2, ""),  # rank 1 prints its error itself
+        (143, ""),
+        (1, "error: rank 1 on {} has ended: see its output\n"),
+        (2, ""),  # rank 1 prints its error itself
     ],
 )
-def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, monkeypatch, capsys, what, code, line):
+def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, monkeypatch, capsys, code, line):
     def main(_):
         raise RuntimeError("ours")
 
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
-    of_rank(monkeypatch, 1, what)
+    of_rank(monkeypatch, 1, code)
     with pytest.raises(Left):
         command.run(main, Options)
     assert leaving.codes == [code]
@@ -233,8 +233,8 @@ def test_a_process_ended_by_a_signal_tells_its_peers_and_no_exit_leaves_a_file(m
     ending.open_file()
     ending.exit_now(code)
     assert ended == [code]
-    assert ending.recorded(1, "preempted") == (code == 143)
+    assert not ending.peers_that_ended(code), "this process is no peer of its own"
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert ending.peer_recorded("preempted") == (code == 143)
+    assert ending.peers_that_ended(143) == [1] * (code == 143)
     assert not ending.peer_failed()
     assert not list(tmp_path.iterdir())

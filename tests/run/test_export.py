@@ -2,6 +2,7 @@
 
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from shared.run.training_run import Ddp
 
 
 def export(accelerator, config, progress, model, processor=None):
-    Export().write(accelerator, config, progress, model, processor, (), Ddp().weights)
+    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp())
+    Export().write(run, model, processor, ())
 
 
 class Model(torch.nn.Module):

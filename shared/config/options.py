@@ -142,14 +142,16 @@ class Options:
     """Pairs of alternative fields: a flag (or line of the --config file) for one of them resets the default (or the
     line) of the other to None."""
 
-    NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
+    NEEDS: ClassVar[tuple[tuple[str, ...], ...]] = (
+        *((name, "lr_scheduler_type", "warmup_stable_decay") for name in ("decay_ratio", "decay_from")),
+        *((name, "optim", "adamw", "muon") for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
         ("gradient_accumulation_steps", "per_device_train_batch_size"),
         ("early_stopping_patience", "metric_for_best_model"),
         ("load_best_model_at_end", "metric_for_best_model"),
         ("greater_is_better", "metric_for_best_model"),
         ("positive_label", "metric_name"),
     )
-    """Pairs of fields in which the first has no effect without the second."""
+    """Pairs of fields in which the first has no effect without the second, or without the values of it that follow."""
 
     MAX_TOKENS: ClassVar[tuple[int, int] | None] = None
     """--max_tokens_per_micro_batch None on a CPU and on a GPU; None: these settings have no such budget."""
@@ -262,18 +264,10 @@ def check(config: Options) -> None:
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()
-    for name in ("decay_ratio", "decay_from"):
-        if name in given and config.lr_scheduler_type != "warmup_stable_decay":
-            raise UserError(
-                f"--{name} {given[name]} has no effect without --lr_scheduler_type warmup_stable_decay: give both, or "
-                "neither"
-            )
-    for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-        if name in given and config.optim not in ("adamw", "muon"):
-            raise UserError(f"--{name} {given[name]} has no effect on --optim {config.optim}: leave it out")
-    for name, other in config.NEEDS:
-        if name in given and other not in given:
-            raise UserError(f"--{name} {given[name]} has no effect without --{other}: give both, or neither")
+    for name, other, *values in config.NEEDS:
+        if name in given and (given.get(other) not in values if values else other not in given):
+            needed = " ".join([f"--{other}", " or ".join(values)]).strip()
+            raise UserError(f"--{name} {given[name]} has no effect without {needed}: give both, or neither")
     for name, other in config.EXCLUDES:
         if name in given and other in given:
             raise UserError(f"--{name} {given[name]} and --{other} {given[other]} exclude each other: give one of them")

@@ -66,7 +66,7 @@ class Staging:
         later: tuple[list[Tensor], list[Tensor]] = ([], [])
         for file, of_file in files.items():
             for name, tensor in of_file.items():
-                places, tensors = later if of_torch.COUNTS_WRITES and tensor.data_ptr() in lasting else now
+                places, tensors = later if tensor.data_ptr() in lasting else now
                 places.append(self.places[file][name])
                 tensors.append(tensor.detach())
         copy_all(*now)

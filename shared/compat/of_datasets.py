@@ -10,28 +10,21 @@ import pyarrow as pa
 def load_cached(name: str, config_name: str | None) -> Any:
     """`packaged_modules.cache.cache.Cache`: load the splits of a data set of the Hub from the cache of this machine.
 
-    If that name is missing, `load_dataset` is used. It reads the same cache, but offline only after 24 s of retries.
+    `load_dataset` reads the same cache, but offline only after 24 s of retries.
 
     Raises:
         OSError or ValueError: it is not in the cache, or it has more than one config and none is selected.
     """
-    try:
-        from datasets.packaged_modules.cache.cache import Cache
-    except ImportError:
-        from datasets import load_dataset
+    from datasets.packaged_modules.cache.cache import Cache
 
-        return load_dataset(name, config_name)
     short_name = name.rpartition("/")[2]
     cache = Cache(repo_id=name, dataset_name=short_name, config_name=config_name, version="auto", hash="auto")
     return cache.as_dataset()
 
 
 def is_saved_empty(folder: Path) -> bool:
-    """`_data_files` in the state.json that `save_to_disk` wrote: whether the data set has no rows.
-
-    If that name is missing, the answer is no; `load_from_disk` raises if it cannot read the folder.
-    """
-    return json.loads((folder / "state.json").read_text()).get("_data_files") == []
+    """`_data_files` in the state.json that `save_to_disk` wrote: whether the data set has no rows."""
+    return json.loads((folder / "state.json").read_text())["_data_files"] == []
 
 
 def feature(table: pa.Table, column: str) -> Any:

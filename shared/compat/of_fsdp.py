@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from shared.compat import attribute
-
 
 def fsdp_settings(accelerator: Any) -> Any:
     """`AcceleratorState.fsdp_plugin`, undocumented: what the launcher's `fsdp_config` asks for."""
-    return attribute(accelerator.state, "fsdp_plugin", "FSDP")
+    return accelerator.state.fsdp_plugin
 
 
 def use_fsdp_on_cpu(accelerator: Any) -> None:
@@ -20,5 +18,4 @@ def use_fsdp_on_cpu(accelerator: Any) -> None:
 
     accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()  # reads the launcher's environment variables
     for state in (PartialState(), accelerator.state):  # each new AcceleratorState copies the former
-        attribute(state, "distributed_type", "FSDP")
         state.distributed_type = DistributedType.FSDP

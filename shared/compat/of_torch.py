@@ -1,7 +1,4 @@
-"""Private interfaces of torch.
-
-Functions that every step uses are looked up once, at import.
-"""
+"""Private interfaces of torch."""
 
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -11,18 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from shared.compat import missing
-
-_foreach_norm = getattr(torch, "_foreach_norm", None)
-_foreach_mul_ = getattr(torch, "_foreach_mul_", None)
-_foreach_copy_ = getattr(torch, "_foreach_copy_", None)
-COUNTS_WRITES = hasattr(Tensor, "_version")
-"""Whether `write_counts` works. If not, code that may change a tensor must not run while it is copied."""
-BATCH_NORMS: tuple[type, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""`torch.nn.modules.batchnorm._BatchNorm`, the base class of all batch norms; if missing, the public classes."""
-if hasattr(nn.modules.batchnorm, "_BatchNorm"):
-    BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
-
+BATCH_NORM: type = nn.modules.batchnorm._BatchNorm
+"""`torch.nn.modules.batchnorm._BatchNorm`, the base class of all batch norms."""
 HAS_ONEDNN_LINEAR = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -44,79 +31,56 @@ def flash_attention(*of_documents: Any, dropout: float, scale: float | None, win
     return torch.ops.aten._flash_attention_forward(*of_documents, dropout, False, False, **options)[0]
 
 
-def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
-    """`torch._foreach_norm`: the 2-norm of each tensor, as scalars. If missing, one call per tensor.
-
-    Both give the same bits on a CPU. On a GPU the order of the sum differs, so they agree up to rounding.
-    """
-    if _foreach_norm is not None:
-        return _foreach_norm(tensors)
-    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """`torch._foreach_norm`: the 2-norm of each tensor, as scalars."""
+    return torch._foreach_norm(tensors)
 
 
-def multiply(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
-    """`torch._foreach_mul_`: multiply each tensor in place. If missing, one call per tensor gives the same bits."""
-    if _foreach_mul_ is not None:
-        _foreach_mul_(tensors, factor)
-        return
-    for tensor in tensors:
-        tensor.mul_(factor)
+def multiply(tensors: list[Tensor], factor: float | Tensor) -> None:
+    """`torch._foreach_mul_`: multiply each tensor in place."""
+    torch._foreach_mul_(tensors, factor)
 
 
-def copy(places: Sequence[Tensor], tensors: Sequence[Tensor], non_blocking: bool = False) -> None:
-    """`torch._foreach_copy_`: copy each tensor to its place. If missing, one call per tensor gives the same bits."""
-    if _foreach_copy_ is not None:
-        _foreach_copy_(places, tensors, non_blocking=non_blocking)
-        return
-    for place, tensor in zip(places, tensors, strict=True):
-        place.copy_(tensor, non_blocking=non_blocking)
+def copy(places: list[Tensor], tensors: list[Tensor], non_blocking: bool = False) -> None:
+    """`torch._foreach_copy_`: copy each tensor to its place."""
+    torch._foreach_copy_(places, tensors, non_blocking=non_blocking)
 
 
 def write_counts(tensors: Sequence[Tensor]) -> list[int]:
-    """`Tensor._version` of each tensor: the number of in-place writes; see `COUNTS_WRITES`."""
+    """`Tensor._version` of each tensor: the number of in-place writes."""
     return [tensor._version for tensor in tensors]
 
 
 def default_store() -> dist.Store:
-    """`ProcessGroup.get_group_store`, which is undocumented: the store of the default process group.
-
-    Raises:
-        UserError: this torch does not have it.
-    """
-    if hasattr(dist.ProcessGroup, "get_group_store"):
-        assert dist.group.WORLD is not None
-        return dist.group.WORLD.get_group_store()
-    raise missing("torch", "ProcessGroup.get_group_store", "a run of several processes")
+    """`ProcessGroup.get_group_store`, which is undocumented: the store of the default process group."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.get_group_store()
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """`nn.Module._compiled_call_impl`: whether a module was compiled in place; True if that name is missing."""
-    return getattr(module, "_compiled_call_impl", True) is not None
+    """`nn.Module._compiled_call_impl`: whether a module was compiled in place."""
+    return module._compiled_call_impl is not None
 
 
 def compiled_graphs() -> int:
-    """`torch._dynamo.utils.counters`: the number of graphs compiled in this process; -1 if that name is missing."""
-    try:
-        from torch._dynamo.utils import counters
-    except ImportError:
-        return -1
+    """`torch._dynamo.utils.counters`: the number of graphs compiled in this process."""
+    from torch._dynamo.utils import counters
+
     return int(counters["stats"]["unique_graphs"])
 
 
 def compile_whole_under_ddp() -> None:
     """`torch._dynamo.config.optimize_ddp`: do not split a compiled module at DDP's buckets of gradients.
 
-    Each layer is compiled by itself, so its gradients are sent after its backward pass anyway. If that name is missing,
-    torch splits layers, which changes speed only.
+    Each layer is compiled by itself, so its gradients are sent after its backward pass anyway.
     """
     import torch._dynamo
 
-    if hasattr(torch._dynamo.config, "optimize_ddp"):
-        torch._dynamo.config.optimize_ddp = False
+    torch._dynamo.config.optimize_ddp = False
 
 
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
-    """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`; False if that name is missing."""
+    """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`. Only some optimizers have it."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 

@@ -131,7 +131,7 @@ class BatchNorm(Hook):
 
 def batch_norms(model: nn.Module) -> list[Any]:
     """The batch norms of a model, including SyncBatchNorm."""
-    return [module for module in model.modules() if isinstance(module, of_torch.BATCH_NORMS)]
+    return [module for module in model.modules() if isinstance(module, of_torch.BATCH_NORM)]
 
 
 def synchronize(accelerator: Any, model: nn.Module) -> nn.Module:

@@ -4,11 +4,9 @@ A launch that would silently train something else than its settings say is refus
 """
 
 import ctypes
-import functools
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,8 +58,14 @@ def start(config: options.Options) -> Any:
     """Check the settings and the launch, and return the Accelerator of the run.
 
     Raises:
-        UserError: a setting is wrong, is not supported, or would be ignored; names the setting and the fix.
+        UserError: a setting is wrong, is not supported, or would be ignored; names the setting and the fix. Or this
+            process was forked from one that had started a run.
     """
+    if _pids_with_runs - {os.getpid()}:
+        raise UserError(
+            "notebook_launcher must come first: this notebook has started a run in its own process, and processes "
+            "forked from it cannot use CUDA and may hang; restart the kernel and launch first"
+        )
     options.check(config)  # a config made in a notebook has not been checked
     if not config.output_dir:
         raise UserError("--output_dir '' would be the working directory: name a folder for the run")
@@ -86,8 +90,9 @@ def start(config: options.Options) -> Any:
     device = "cpu" if on_cpu else "gpu"
     method = agreement.init_method(config, device)
     has_group = torch.distributed.is_initialized()
-    make = functools.partial(
-        Accelerator,
+    reset()
+    _pids_with_runs.add(os.getpid())
+    accelerator = Accelerator(
         cpu=on_cpu,  # without it, each process on a machine without a GPU would train alone
         mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
         step_scheduler_with_optimizer=False,
@@ -97,7 +102,6 @@ def start(config: options.Options) -> Any:
             )
         ],
     )
-    accelerator = new_accelerator(make)
     if has_group:
         place = agreement.Place.of_environment()
         agreement.compare(of_torch.default_store(), place, config, device, barrier.HEARTBEAT_TIMEOUT)
@@ -221,52 +225,12 @@ def keep_freed_memory() -> None:
         libc.mallopt(m_trim_threshold, 2**31 - 1)
 
 
-# Accelerate keeps global state. It is reset for each run, because a notebook starts several runs.
-
-OURS = "of_a_recipe"  # marks the state of a run
 _pids_with_runs: set[int] = set()  # this process and its ancestors by fork, if they have started a run
 
 
-def new_accelerator(make: Callable[[], Any]) -> Any:
-    """Return `make()`, an Accelerator without settings of an earlier run in this process, such as its precision.
-
-    Raises:
-        UserError: other code in this process has already made an Accelerator with other settings; or this process was
-            forked from one that had started a run.
-    """
-    if _pids_with_runs - {os.getpid()}:
-        raise UserError(
-            "notebook_launcher must come first: this notebook has started a run in its own process, and processes "
-            "forked from it cannot use CUDA and may hang; restart the kernel and launch first"
-        )
-    reset()
-    is_new = not of_accelerate.has_state()
-    was_set = "LOCAL_WORLD_SIZE" in os.environ
-    try:
-        accelerator = make()
-    except ValueError as error:
-        if "already been initialized" not in str(error):
-            raise
-        raise UserError(
-            "an Accelerator that other code made in this process has other settings than this run "
-            f"(--mixed_precision, or the device): restart the process, or the notebook's kernel ({error})"
-        ) from None
-    finally:
-        if not was_set:
-            os.environ.pop("LOCAL_WORLD_SIZE", None)  # a guess of Accelerate
-    if is_new:
-        of_accelerate.mark_state(OURS)
-    _pids_with_runs.add(os.getpid())
-    return accelerator
-
-
 def reset() -> None:
-    """Clear Accelerate's state after a run or a failed start; keep the process group."""
-    if "accelerate.state" not in sys.modules:
-        return
-    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if of_accelerate.state_is_marked(OURS) or of_accelerate.start_failed():
-        of_accelerate.reset_state(processes=not has_group)
+    """Clear Accelerate's global state, such as the precision of an earlier run; keep the process group."""
+    of_accelerate.reset_state(processes=not torch.distributed.is_initialized())
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from importlib.metadata import version
 
-import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
@@ -10,7 +9,6 @@ from accelerate.tracking import GeneralTracker
 from torch import nn
 
 from shared.compat import of_accelerate
-from shared.errors import UserError
 
 ACCELERATE = f"accelerate {version('accelerate')}"
 
@@ -75,37 +73,9 @@ def test_init_trackers_starts_the_trackers_that_were_set(accelerator):
     assert accelerator.trackers == [tracker], f"{ACCELERATE}: init_trackers does not read Accelerator.log_with"
 
 
-def test_the_state_of_the_process_can_be_marked_and_reset(accelerator):
-    assert of_accelerate.has_state(), f"{ACCELERATE}: is_initialized is false after an Accelerator was made"
-    assert not of_accelerate.state_is_marked("ours")
-    of_accelerate.mark_state("ours")
-    assert of_accelerate.state_is_marked("ours")
-    assert AcceleratorState().ours, f"{ACCELERATE}: _shared_state does not hold the attributes of all AcceleratorStates"
+def test_the_state_of_the_process_can_be_reset(accelerator):
     of_accelerate.reset_state(processes=False)
-    assert not of_accelerate.has_state(), f"{ACCELERATE}: AcceleratorState._reset_state leaves something"
+    assert not AcceleratorState._shared_state, f"{ACCELERATE}: AcceleratorState._reset_state leaves something"
     assert PartialState._shared_state
     of_accelerate.reset_state(processes=True)
     assert not PartialState._shared_state, f"{ACCELERATE}: _reset_state leaves the state of the processes"
-
-
-def test_a_failed_start_is_recognized(accelerator, monkeypatch):
-    assert not of_accelerate.start_failed(), f"{ACCELERATE}: PartialState._shared_state has no num_processes"
-    of_accelerate.reset_state(processes=True)
-    monkeypatch.setattr(PartialState, "_prepare_backend", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        Accelerator(cpu=True)
-    assert of_accelerate.start_failed(), f"{ACCELERATE}: PartialState._shared_state does not show a failed start"
-
-
-@pytest.mark.parametrize("name", ["_models", "_optimizers", "_custom_objects", "ddp_handler", "log_with"])
-def test_a_missing_attribute_is_a_one_line_error(accelerator, name):
-    use = {
-        "_models": lambda: of_accelerate.models(accelerator),
-        "_optimizers": lambda: of_accelerate.optimizers(accelerator),
-        "_custom_objects": lambda: of_accelerate.registered_objects(accelerator),
-        "ddp_handler": lambda: of_accelerate.set_ddp_handler(accelerator, None),
-        "log_with": lambda: of_accelerate.set_trackers(accelerator, []),
-    }[name]
-    delattr(accelerator, name)
-    with pytest.raises(UserError, match=rf"^accelerate .* has no Accelerator\.{name}, .*requirements.txt$"):
-        use()

@@ -31,12 +31,3 @@ def test_a_data_set_that_is_not_in_the_cache_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises((OSError, ValueError), match="cache for owner/absent"):
         of_datasets.load_cached("owner/absent", None)
-
-
-def test_load_cached_calls_load_dataset_if_datasets_has_no_cache_class(monkeypatch):
-    from datasets.packaged_modules.cache import cache
-
-    assert hasattr(cache, "Cache"), f"{DATASETS}: packaged_modules.cache.cache.Cache is gone; used without a network"
-    monkeypatch.delattr(cache, "Cache")
-    monkeypatch.setattr(datasets, "load_dataset", lambda *given: given)
-    assert of_datasets.load_cached("owner/name", "config") == ("owner/name", "config")

@@ -2,11 +2,9 @@
 
 from importlib.metadata import version
 
-import pytest
 from accelerate.state import AcceleratorState
 
 from shared.compat import of_fsdp
-from shared.errors import UserError
 
 ACCELERATE = f"accelerate {version('accelerate')}"
 
@@ -20,8 +18,3 @@ def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(acce
     assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not switch FSDP on"
     assert of_fsdp.fsdp_settings(accelerator).reshard_after_forward is False
     assert of_fsdp.fsdp_settings(accelerator).cpu_offload is not None
-
-
-def test_reading_fsdp_settings_without_fsdp_is_an_error(accelerator):
-    with pytest.raises(UserError, match=r"^accelerate .* has no AcceleratorState\.fsdp_plugin, which FSDP needs"):
-        of_fsdp.fsdp_settings(accelerator)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.checkpoints.staging import available_memory
-from shared.contrastive.cosent_loss import CosentLoss
-from shared.contrastive.ranking_loss import RankingLoss
+from shared.contrastive.losses import CosentLoss, RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
 from shared.processes.collectives import gather

@@ -21,9 +21,9 @@ from shared.cache.prepared import each_share
 from shared.config.fields import Limits, Meaning
 from shared.contrastive import retrieval, static, tuples
 from shared.contrastive.gradient_cache import GradientCache
+from shared.contrastive.losses import check_dims
 from shared.contrastive.objectives import WITHOUT_SCORES, objective_of
 from shared.contrastive.pooling import Pooling, add_pooling
-from shared.contrastive.ranking_loss import check_dims
 from shared.contrastive.sentence_transformers_files import LOADING, SentenceTokenizer, check_modules
 from shared.contrastive.tuples import TextTuples, TupleCollate
 from shared.encoders.new_encoders import new_encoder

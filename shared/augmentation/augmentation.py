@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.augmentation import color, random_operations
-from shared.augmentation.device_transfer import to_device
+from shared.augmentation.device_transfer import to
 from shared.augmentation.resampling import crop_and_resize, whole
 from shared.config.fields import Limits, Share
-from shared.images.geometry import Geometry
+from shared.images.decoding import Geometry
 from shared.options.image_options import ImageOptions
 from shared.plan.batches import MicroBatch
 from shared.plan.draws import hash64
@@ -99,11 +99,6 @@ class Draws:
         """Draws by name, each uniform in its range, with one copy to the device: float32 [draws, rows]."""
         low, high = np.array([*ranges.values()]).T[..., None]
         return to(self.device, low + (high - low) * self.all[[DRAWS[name] for name in ranges]])
-
-
-def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
-    """Copy numbers from the CPU to the device as float32."""
-    return to_device(torch.from_numpy(values.astype(np.float32)), device)
 
 
 @dataclass(frozen=True)

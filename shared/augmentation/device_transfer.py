@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -11,6 +13,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
+    """Copy numbers from the CPU to the device as float32."""
+    return to_device(torch.from_numpy(values.astype(np.float32)), device)
 
 
 def constant(values: Any, like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation import color
-from shared.augmentation.device_transfer import to_device
+from shared.augmentation.device_transfer import to, to_device
 
 LEVELS = 31  # number of strengths, from none to the maximum
 
@@ -84,7 +84,7 @@ def change(
     """Apply one operation to all images: `strengths` [rows] in 0 ... 1, and `signed`, the same with a sign."""
 
     def each(values: NDArray[np.float64]) -> Tensor:
-        return to_device(torch.from_numpy(values.astype(np.float32)), images.device)[:, None, None, None]
+        return to(images.device, values)[:, None, None, None]
 
     if name in GEOMETRY:
         return affine(images, inverse(name, signed, images.shape[-1], space))
@@ -123,6 +123,5 @@ def affine(images: Tensor, matrices: NDArray[np.float64]) -> Tensor:
     size = images.shape[-1]
     scaled = matrices.copy()
     scaled[:, :, 2] = matrices[:, :, 2] * 2 / size + matrices[:, :, :2].sum(2) - 1
-    theta = to_device(torch.from_numpy(scaled.astype(np.float32)), images.device)
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    grid = F.affine_grid(to(images.device, scaled), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared.augmentation.augmentation import to
+from shared.augmentation.device_transfer import to
 from shared.errors import UserError
 from shared.images.image_models import residual_blocks
 from shared.plan.batches import MicroBatch

@@ -9,12 +9,13 @@ Micro-batches whose activations fit into memory keep their graph from the first 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shared.checkpoints.staging import available_memory
+from shared.contrastive.losses import CosentLoss, RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
 from shared.processes.collectives import gather
@@ -23,16 +24,6 @@ from shared.processes.ending import local_processes
 STATES = 6  # times the bytes of the weights: their gradients, two moments each, and a checkpoint of weights and moments
 USED = 0.5  # of the memory that these leave; micro-batches differ, and backward passes need memory of their own
 Batch = dict[str, Any]
-
-
-class BatchLoss(Protocol):
-    """A loss of the embeddings [texts, G, width] of a batch and the `targets` of its samples [k, G]."""
-
-    def of_samples(self, embeddings: Tensor, targets: Tensor) -> Tensor:
-        """The losses of all samples, [G]."""
-
-    def with_gradient(self, embeddings: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`."""
 
 
 class GradientCache:
@@ -54,7 +45,7 @@ class GradientCache:
         self,
         accelerator: Any,
         plan: Plan,
-        loss: BatchLoss,
+        loss: RankingLoss | CosentLoss,
         embed: Callable[[MicroBatch, Batch], Tensor],
         kept: int | None = None,
     ) -> None:

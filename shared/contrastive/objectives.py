@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from shared.contrastive import retrieval
-from shared.contrastive.cosent_loss import CosentLoss, cosines_of, of_cosines
-from shared.contrastive.ranking_loss import RankingLoss
+from shared.contrastive.losses import CosentLoss, RankingLoss, cosines_of, of_cosines
 from shared.contrastive.tuples import TextTuples
 from shared.metrics.functions import SHIPPED
 from shared.processes.collectives import on_main_process

@@ -5,7 +5,6 @@ from typing import Any
 from torch import nn
 
 from shared.errors import UserError
-from shared.pretrained.from_pretrained import check_heads
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 
 
@@ -24,7 +23,12 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
     import transformers
 
     rotary = config.model_type == "modernbert"
-    check_heads(config.hidden_size, config.num_attention_heads, rotary)
+    if config.hidden_size % (config.num_attention_heads * (2 if rotary else 1)):
+        multiple = "twice --num_attention_heads" if rotary else "--num_attention_heads"
+        raise UserError(
+            f"--hidden_size {config.hidden_size} is not a multiple of {multiple} {config.num_attention_heads}"
+            f"{', as rotary positions require' * rotary}: change one of them"
+        )
     if config.rope_theta is not None and not rotary:
         raise UserError(
             f"--rope_theta {config.rope_theta:g} has no effect on --model_type {config.model_type}, whose positions "

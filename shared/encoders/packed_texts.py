@@ -37,12 +37,9 @@ class PackedTexts(Packing):
         return super().arguments(tokens, lengths) | {"attention_mask": torch.from_numpy(real.astype(np.int64))}
 
 
-Collate = Padding | PackedTexts
-
-
 def pack_or_pad_texts(
     model: Any, data: TokenizedText, tokenizer: Any, accelerator: Any, config: Any
-) -> tuple[Collate, str]:
+) -> tuple[Padding | PackedTexts, str]:
     """The collate function of tokenized texts according to --packing, and a description for the user.
 
     If a model cannot be packed exactly, each text has its own row, with padding.

@@ -69,23 +69,35 @@ def compute_exact_angles(model: nn.Module) -> None:
 
 def attend_by_products(model: Any) -> None:
     """Make an encoder use the attention of shared/encoders/attention.py; see `use_attention`."""
-    if not uses_sdpa(model):
-        return
     # The check runs in float32, where the products are used only if they are requested.
     if use_attention(model, "products", partial(products_or_sdpa, products=True), small_mask):
-        register_attention(PRODUCTS, products_or_sdpa, small_mask)
+        register(PRODUCTS, products_or_sdpa, small_mask)
         model.set_attn_implementation(PRODUCTS)
 
 
 def mask_by_row(model: Any) -> None:
     """Make scaled-dot-product attention use the masks of `small_mask`."""
-    if uses_sdpa(model):
-        use_attention(model, SMALL_MASK, of_transformers.attention_function("sdpa"), small_mask)
+    use_attention(model, SMALL_MASK, of_transformers.attention_function("sdpa"), small_mask)
+
+
+def mask_on_device(model: Any) -> None:
+    """Make scaled-dot-product attention always use the attention mask, even if a batch has no padding.
+
+    By default, transformers checks for padding and drops the mask if there is none. This check makes the host wait for
+    the device in each forward pass.
+    """
+    use_attention(model, ATTENTION, of_transformers.attention_function("sdpa"), always_masked)
 
 
 def use_attention(model: Any, name: str, attention: Any, mask: Any) -> bool:
-    """Make a model use our attention and mask functions, unless that changes its logits: see `keep_if_equal`."""
-    register_attention(name, attention, mask)
+    """Make a model use our attention and mask functions, unless that changes its logits: see `keep_if_equal`.
+
+    Only models that call torch's scaled-dot-product attention through transformers can use them.
+    """
+    config = getattr(model, "config", None)  # a model without config is allowed
+    if of_transformers.attention_name(config) != "sdpa" or not of_transformers.takes_registered_attention(model):
+        return False
+    register(name, attention, mask)
     return keep_if_equal(
         model,
         f"the attention {name}",
@@ -95,18 +107,12 @@ def use_attention(model: Any, name: str, attention: Any, mask: Any) -> bool:
     )
 
 
-def register_attention(name: str, attention: Any, mask: Any) -> None:
+def register(name: str, attention: Any, mask: Any) -> None:
     """Register an attention function and its mask function with transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, mask)
-
-
-def uses_sdpa(model: Any) -> bool:
-    """Whether the model calls torch's scaled-dot-product attention through transformers, so that it can be replaced."""
-    config = getattr(model, "config", None)  # a model without config is allowed
-    return of_transformers.attention_name(config) == "sdpa" and of_transformers.takes_registered_attention(model)
 
 
 def products_or_sdpa(
@@ -129,17 +135,6 @@ def products_or_sdpa(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend(query, key, value, attention_mask, dropout, scale, products)
     return out.transpose(1, 2).contiguous(), None
-
-
-def mask_on_device(model: Any) -> None:
-    """Make scaled-dot-product attention always use the attention mask, even if a batch has no padding.
-
-    By default, transformers checks for padding and drops the mask if there is none. This check makes the host wait for
-    the device in each forward pass.
-    """
-    if not uses_sdpa(model):
-        return
-    use_attention(model, ATTENTION, of_transformers.attention_function("sdpa"), always_masked)
 
 
 def always_masked(**arguments: Any) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shared.errors import UserError, about, say
-from shared.images.geometry import Geometry
+from shared.images.decoding import Geometry
 from shared.models.batch_norm import synchronize
 from shared.models.layers import backbone
 from shared.models.linear_layers import use_fast_products

@@ -16,8 +16,7 @@ from shared.cache.prepared import each_share
 from shared.datasets.labels import ProblemType
 from shared.errors import UserError, say
 from shared.images import cache
-from shared.images.decoding import CorruptImage, Pixels, Square, decode
-from shared.images.geometry import Geometry
+from shared.images.decoding import CorruptImage, Geometry, Pixels, Square, decode
 from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
 

@@ -63,19 +63,13 @@ class Paths(Sequence[Path]):
     def __getitem__(self, i: int) -> Path:  # type: ignore[override]  # no slices
         if not -len(self) <= i < len(self):
             raise IndexError(i)
-        return self.root / self._name(i % len(self))
-
-    def _name(self, number: int) -> str:
+        number = i % len(self)
         start = int(self.ends[number - 1]) + 1 if number else 0
-        return os.fsdecode(self.names[start : int(self.ends[number])].tobytes())
+        return self.root / os.fsdecode(self.names[start : int(self.ends[number])].tobytes())
 
     def absolute(self, numbers: NDArray[np.int64]) -> Iterator[str]:
-        """The absolute paths of the files `numbers`: `str(self[number].absolute())` in a quarter of the time."""
-        above = str(self.root.absolute()).removesuffix("/") + "/"
-        for number in numbers.tolist():
-            name = self._name(number)
-            plain = {"", "."}.isdisjoint(name.split("/"))  # not absolute, and nothing that Path would remove
-            yield above + name if plain else str(self[number].absolute())
+        """The absolute paths of the files `numbers`."""
+        return (str(self[number].absolute()) for number in numbers.tolist())
 
     def common_folder(self) -> str:
         """The absolute path of the deepest folder that contains all files."""

@@ -1,7 +1,6 @@
 """Metrics of the `evaluate` library that --metric_name names: files, folders, and names on the Hub."""
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +31,14 @@ def load_foreign(
         UserError: there is no such metric, it cannot be computed, or its code needs --trust_remote_code.
     """
     unknown = f"--metric_name {metric_name} is not one of {', '.join(shipped)}"
-    if None in map(find_spec, ("evaluate", "datasets")):
-        raise UserError(f"{unknown}; other metrics need `evaluate`, which is not installed: pip install evaluate")
     given = Path(metric_name).expanduser()
     script = given if given.suffix == ".py" else given / f"{given.resolve().name}.py"
     here = script.is_file()
-    if not here and (given.exists() or given.suffix == ".py" or metric_name.startswith((".", "/", "~"))):
-        raise UserError(f"{unknown}, and no metric is there; give a .py file, or a folder NAME with NAME.py in it")
     if not here and not trust_remote_code:
         raise UserError(
-            f"{unknown}, nor a file or folder here; a metric from the Hub is code that will run on this machine: add "
-            "--trust_remote_code to allow it"
+            f"{unknown}, nor a .py file or a folder NAME with NAME.py here; a metric from the Hub is code that will "
+            "run on this machine: add --trust_remote_code to allow it"
         )
-    import evaluate
-
     sample: NDArray[Any] = np.arange(num_labels)
     if kind == "multi_label":
         sample = np.eye(num_labels, dtype=np.int64)
@@ -53,6 +46,8 @@ def load_foreign(
         sample = np.array([0.0, 1.0, 2.0])
     task = kind if kind == "regression" else f"{kind} with {num_labels} labels"
     with about(f"--metric_name {metric_name} cannot be computed for {task}"):
+        import evaluate
+
         # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
         metric = evaluate.load(
             str(script.resolve()) if here else metric_name,

@@ -151,19 +151,14 @@ def synchronize(accelerator: Any, model: nn.Module) -> nn.Module:
 
 
 def notes(model: nn.Module, plan: Plan, step: int) -> dict[str, str]:
-    """The warnings of the launch card about a model's batch norms at `step`; {} if there are none."""
+    """The warning of the launch card about batch norms whose micro-batches at `step` are small; {} without one."""
     norms = [norm for norm in batch_norms(model) if norm.training]
-    if not norms:
+    if not norms or any(isinstance(norm, nn.SyncBatchNorm) for norm in norms):
         return {}
     rows = min(len(piece.samples) for piece in plan.cut(min(step, plan.total_steps - 1)))
-    if any(isinstance(norm, nn.SyncBatchNorm) for norm in norms):
-        return {
-            "batch norm": "synchronized: normalized over one micro-batch of every process, so the result depends on "
-            "the number of processes"
-        }
-    if rows < FEWEST_ROWS:
-        return {
-            "batch norm": f"micro-batches of {rows} samples, fewer than {FEWEST_ROWS}, give noisy statistics: raise "
-            "--per_device_train_batch_size, or on GPUs use --sync_batchnorm (images)"
-        }
-    return {}
+    if rows >= FEWEST_ROWS:
+        return {}
+    return {
+        "batch norm": f"micro-batches of {rows} samples, fewer than {FEWEST_ROWS}, give noisy statistics: raise "
+        "--per_device_train_batch_size, or on GPUs use --sync_batchnorm (images)"
+    }

@@ -167,20 +167,6 @@ def align(model: torch.nn.Module) -> None:
             weights.data = weights.data.clone()
 
 
-def check_heads(hidden_size: int, num_attention_heads: int, rotary: bool = True) -> None:
-    """Check that the heads of a new encoder have an integer width, which must be even with rotary positions.
-
-    Raises:
-        UserError: they do not; names both flags.
-    """
-    if hidden_size % (num_attention_heads * (2 if rotary else 1)):
-        multiple = "twice --num_attention_heads" if rotary else "--num_attention_heads"
-        raise UserError(
-            f"--hidden_size {hidden_size} is not a multiple of {multiple} {num_attention_heads}"
-            f"{', as rotary positions require' * rotary}: change one of them"
-        )
-
-
 def checkpoint_activations(model: Any) -> None:
     """Enable --gradient_checkpointing, with the method of transformers 5.23 or that of 5.17.
 

@@ -133,15 +133,12 @@ def compared(output: Any) -> list[Tensor]:
     A question-answering head has two, start_logits and end_logits.
 
     Args:
-        output: a tensor, or a dict, a dataclass, a named tuple or a sequence of tensors and other values.
+        output: a tensor, or a mapping, a named tuple or a dataclass of tensors and other values.
     """
     if isinstance(output, Tensor):
         return [output]
-    fields = getattr(output, "_asdict", lambda: None)() or (vars(output) if hasattr(output, "__dict__") else {})
-    named = dict(output) if isinstance(output, Mapping) else fields or dict(enumerate(output))
-    found = {
-        str(name): value for name, value in named.items() if isinstance(value, Tensor) and value.is_floating_point()
-    }
+    named = output if isinstance(output, Mapping) else getattr(output, "_asdict", lambda: vars(output))()
+    found = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.is_floating_point()}
     return [value for name, value in found.items() if name.endswith("logits")] or [*found.values()]
 
 

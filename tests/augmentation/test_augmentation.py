@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from shared.augmentation import color, random_operations
 from shared.augmentation.augmentation import DRAWS, Augmentation, Draws, crop_boxes, erased, mix
 from shared.augmentation.resampling import crop_and_resize
-from shared.images.geometry import Geometry
+from shared.images.decoding import Geometry
 from shared.plan.batches import MicroBatch
 
 CPU = torch.device("cpu")

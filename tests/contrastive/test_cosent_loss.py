@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shared.contrastive.cosent_loss import CosentLoss, cosines_of, of_cosines
+from shared.contrastive.losses import CosentLoss, cosines_of, of_cosines
 from shared.contrastive.objectives import Similarity
 
 

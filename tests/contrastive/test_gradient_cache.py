@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.contrastive import gradient_cache
 from shared.contrastive.gradient_cache import GradientCache, measured, number_that_fits
-from shared.contrastive.ranking_loss import RankingLoss
+from shared.contrastive.losses import RankingLoss
 from shared.plan.batches import Plan
 from shared.plan.draws import seed_dropout
 

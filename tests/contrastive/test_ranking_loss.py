@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.contrastive import ranking_loss
-from shared.contrastive.ranking_loss import RankingLoss
+from shared.contrastive import losses
+from shared.contrastive.losses import RankingLoss
 
 
 def cosine(one, other):
@@ -71,8 +71,8 @@ def test_the_gradient_in_parts_is_that_of_the_mean_of_all_losses(batch, symmetri
     whole = embeddings.clone().requires_grad_()
     loss.of_samples(whole, texts).mean().backward()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking_loss, "SCORES_AT_ONCE", at_once)
-        losses, gradient = loss.with_gradient(embeddings, texts)
+        patch.setattr(losses, "SCORES_AT_ONCE", at_once)
+        found, gradient = loss.with_gradient(embeddings, texts)
     assert torch.allclose(gradient, whole.grad, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(losses, loss.of_samples(embeddings, texts), rtol=1e-12)
+    assert torch.allclose(found, loss.of_samples(embeddings, texts), rtol=1e-12)
     assert not embeddings.requires_grad

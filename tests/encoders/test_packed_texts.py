@@ -191,15 +191,11 @@ def test_a_head_with_several_outputs_per_token_is_packed_padded_and_checked_with
     texts = items(model)
     settings = SimpleNamespace(mixed_precision="no", activation_dtype=None, max_length=48)
     assert padding_for(model, texts[0][0], SimpleNamespace(pad_token_id=0), settings) == (1, "")
-    padded = model(**without_labels(Padding(0)(texts)))
+    padded = model(**inputs_of(Padding(0)(texts)))
     assert unpack_before_head(model)
     use_packed_attention(model, CPU, "no")
-    packed = model(**without_labels(PackedTexts.for_model(model.config)(texts)))
+    packed = model(**inputs_of(PackedTexts.for_model(model.config)(texts)))
     for name in ("start_logits", "end_logits"):
         for row, length in enumerate(LENGTHS):
             assert torch.allclose(packed[name][row, :length], padded[name][row, :length], atol=1e-5)
     assert "warning" not in "".join(capsys.readouterr())
-
-
-def without_labels(batch):
-    return {name: value for name, value in batch.items() if name != "labels"}

@@ -244,20 +244,12 @@ def test_flash_attention_is_chosen_only_where_it_runs(monkeypatch):
         note = chosen(tiny("bert", hidden_size=4 * width), cuda, "bf16")
         assert note == ("by FlashAttention" if fits else f"{padded} ({note.partition('(')[2]}")
         assert fits or f"heads of width {width}" in note
+    monkeypatch.setattr(of_torch, "HAS_FLASH_ATTENTION", False)
+    lacking = f"{padded} (torch {torch.__version__} has no FlashAttention for documents)"
+    assert chosen(tiny("modernbert"), cuda, "bf16") == lacking
+    assert chosen(tiny("modernbert"), CPU, "bf16") == f"{padded} (no GPU)"
     generation[0] = (7, 5)
     assert chosen(tiny("modernbert"), cuda, "fp16") == f"{padded} (a GPU older than Ampere)"
-
-
-def test_a_torch_without_flash_attention_uses_padded_attention_with_a_message(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(of_torch, "HAS_FLASH_ATTENTION", False)
-    model = tiny("modernbert")
-    note = use_packed_attention(model, torch.device("cuda"), "bf16")
-    assert model.config._attn_implementation == "packed_padded"
-    assert note.endswith(
-        f"padded to the longest of their group (torch {torch.__version__} has no FlashAttention for documents)"
-    )
-    assert "Flash" not in use_packed_attention(model, CPU, "bf16"), "on a CPU, the message does not name it"
 
 
 def test_flash_attention_gets_the_ends_of_documents_the_dropout_and_the_window(monkeypatch):

@@ -9,7 +9,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from PIL import Image
 
-from shared.images.geometry import Geometry
+from shared.images.decoding import Geometry
 
 RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
 EIGHT = Geometry(8, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")

@@ -12,8 +12,7 @@ from PIL import Image, ImageCms
 from small_images import RED, encoded, quarters
 
 from shared.augmentation.augmentation import Augmentation
-from shared.images.decoding import CorruptImage, Square, decode, inspect
-from shared.images.geometry import Geometry
+from shared.images.decoding import CorruptImage, Geometry, Square, decode, inspect
 from shared.images.image_models import image_processor, load_geometry
 from shared.images.images import collate
 

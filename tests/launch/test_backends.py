@@ -7,7 +7,7 @@ import torch
 from shared.augmentation import resampling
 from shared.config.options import Options
 from shared.contrastive import retrieval
-from shared.contrastive.ranking_loss import RankingLoss
+from shared.contrastive.losses import RankingLoss
 from shared.processes import starting
 
 

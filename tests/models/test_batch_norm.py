@@ -165,13 +165,12 @@ def plan(rows):
     return Plan(num_samples=64, seed=0, global_batch_size=4 * rows, num_epochs=1, max_samples=rows)
 
 
-def test_small_micro_batches_and_synchronized_norms_are_noted():
+def test_small_micro_batches_of_norms_that_are_not_synchronized_are_noted():
     net = model().train()
     assert notes(net, plan(16), 0) == {}
     assert "micro-batches of 8 samples" in notes(net, plan(8), 0)["batch norm"]
     assert notes(net.eval(), plan(8), 0) == {}
-    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(net.train())
-    assert "depends on the number of processes" in notes(synchronized, plan(16), 0)["batch norm"]
+    assert notes(nn.SyncBatchNorm.convert_sync_batchnorm(net.train()), plan(8), 0) == {}
 
 
 def test_synchronized_norms_give_every_process_the_same_number_of_micro_batches():

@@ -85,7 +85,6 @@ MASKS, PRODUCTS = "the attention sdpa_on_device", "the attention products"
 SMALL_MASK = "the attention sdpa_with_small_mask"
 CASES = {
     "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
-    "last layer, roberta": ("roberta", shorten_last_layer, family("roberta", changed), LAST, DIFFERS),
     "last layer, distilbert": ("distilbert", shorten_last_layer, family("distilbert", changed), LAST, DIFFERS),
     "last layer, vit": ("vit", shorten_last_layer, family("vit", changed), LAST, DIFFERS),
     "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),

@@ -8,25 +8,18 @@ micro-batch, not the cut (see `cut_differs` for the exception). A resumed run as
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.plan.cutting import area_limit, check_budget, costs_of, cut_points, fill_in_order, piece_count, share
+from shared.plan.cutting import Budget, costs_of, cut_points, share
 from shared.plan.draws import Ints, permutation
 
 BLOCK = 1 << 20  # samples that are sorted for an evaluation at once
 COMPARED = 1 << 14  # samples of the steps whose cuts are compared at the start: their lengths may be on a slow disk
-
-
-class Weights(Protocol):
-    """The weights of the samples: an array [N], or anything that gives those of some samples."""
-
-    def __getitem__(self, samples: Ints, /) -> NDArray[Any]:
-        """The weights [n] of `samples` [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,8 @@ class Plan:
         global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
         num_epochs: passes over the data; the last step may be smaller. Ignored if `max_steps` is given.
         max_steps: number of steps, over as many epochs as needed.
-        weights: each sample's share of the loss normalizer, such as its masked tokens; None: 1 each.
+        weights: each sample's share of the loss normalizer, such as its masked tokens: an array [N], or anything that
+            gives those of some samples when indexed with them; None: 1 each.
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. If both are given, both apply.
@@ -85,7 +79,7 @@ class Plan:
         padded: Callable[[Ints], Ints] | None = None,
         longest: int | None = None,
         num_samples: int | None = None,
-        weights: Weights | None = None,
+        weights: Any = None,
         packed: bool = False,
         seed: int,
         global_batch_size: int,
@@ -114,8 +108,11 @@ class Plan:
         self.padded = padded or (lambda lengths: lengths)
         if max_tokens is not None:
             longest = int(self.lengths.argmax()) if longest is None else longest
-            length = int(self.lengths_of(np.array([longest]))[0])
-            check_budget(longest, length, max_tokens, "--max_tokens_per_micro_batch")
+            if (length := int(self.lengths_of(np.array([longest]))[0])) > max_tokens:
+                raise UserError(
+                    f"--max_tokens_per_micro_batch {max_tokens} is smaller than sample {longest}, which has {length} "
+                    f"tokens: raise it to {length} or more, or lower --max_length"
+                )
         self.weights, self.packed = weights, packed
         self.seed, self.global_batch_size = seed, global_batch_size
         assert num_epochs is not None or max_steps is not None
@@ -124,7 +121,6 @@ class Plan:
         self.total_steps = -(-self.total_samples // global_batch_size)
         self.max_tokens, self.max_samples, self.micro_batches_per_step = max_tokens, max_samples, micro_batches
         self.num_processes, self.process_index, self.equal_counts = num_processes, process_index, equal_counts
-        self.same_lengths = lengths is None
         # Each step has at least as many micro-batches as there were processes at the first launch of the run: one that
         # resumes on fewer has the same micro-batches, so the same dropout and batch norm. `TrainingRun` sets it.
         self.first_processes = 1
@@ -161,13 +157,12 @@ class Plan:
             lengths: int [n], tokens of each sample of the data that are evaluated.
             padded: see `Plan`.
         """
-        most_tokens, most_rows = self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples
         for start in range(0, len(lengths), BLOCK):
             block = lengths[start : start + BLOCK]
             for micro_batch in evaluation_batches(
                 padded(block) if padded else block,
-                most_tokens,
-                most_rows,
+                self.max_tokens and 2 * self.max_tokens,
+                self.max_samples and 2 * self.max_samples,
                 num_processes=self.num_processes,
                 process_index=self.process_index,
                 equal_counts=self.equal_counts,
@@ -216,35 +211,24 @@ class Plan:
         samples, epochs, lengths = samples[order], epochs[order], lengths[order]
         sorted_lengths = lengths.tolist()
         count = self._count(sorted_lengths, self.num_processes, self.first_processes)
-        starts = cut_points(sorted_lengths, self.max_tokens, self.max_samples, count, self.packed)
+        starts = cut_points(sorted_lengths, self._budget, count)
         size = len(samples) if self.weights is None else self.weights[samples].sum().item()
-        pieces = _micro_batches(step, samples, epochs, size, starts)
-        return pieces, costs_of(lengths, starts, self.packed)
+        return _micro_batches(step, samples, epochs, size, starts), costs_of(lengths, starts, self.packed)
 
     def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
         """The micro-batches of a step for this process, or `process_index`: at least one; the last one is marked."""
-        pieces, costs = self._cut(step)
         rank = self.process_index if process_index is None else process_index
-        return self._of_process(pieces, share(costs, self.num_processes, self.equal_counts)[rank])
+        return _last_marked(_shares(*self._cut(step), self.num_processes, self.equal_counts, fewest=1)[rank])
 
     def micro_batches_of_all(self, step: int) -> list[list[MicroBatch]]:
         """The micro-batches of a step for each process: the cut and the shares are computed once."""
-        pieces, costs = self._cut(step)
-        return [self._of_process(pieces, mine) for mine in share(costs, self.num_processes, self.equal_counts)]
-
-    def _of_process(self, pieces: list[MicroBatch], indices: list[int]) -> list[MicroBatch]:
-        """The pieces at `indices`, with repeats if they are too few; the last one is marked."""
-        mine = [pieces[i] for i in indices]
-        while len(mine) < (-(-len(pieces) // self.num_processes) if self.equal_counts else 1):
-            mine.append(_repeat(pieces))
-        return [*mine[:-1], replace(mine[-1], last=True)]
+        shares = _shares(*self._cut(step), self.num_processes, self.equal_counts, fewest=1)
+        return [_last_marked(mine) for mine in shares]
 
     def steps_cut_otherwise(
         self, start: int, num_processes: int, first_processes: int | None = None
     ) -> tuple[int, int]:
-        """Compare the cuts of the steps from `start` on with those on another number of processes.
-
-        Steps of samples with the same length are all compared; of others at most `COMPARED` samples, evenly spaced.
+        """Compare the cuts of the steps from `start` on, or of evenly spaced ones, with those on other processes.
 
         Args:
             start: the first step.
@@ -259,9 +243,6 @@ class Plan:
         fewest, fewest_here = max(num_processes, first_processes), max(self.num_processes, self.first_processes)
         if not steps or (fewest == fewest_here and not self.equal_counts):
             return 0, len(steps)
-        if self.same_lengths:
-            full = self.total_samples // self.global_batch_size - start
-            return full * (full > 0 and self.cut_differs(start, num_processes, first_processes)), len(steps)
         most = max(2, COMPARED // self.global_batch_size)
         compared = sorted({steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)})
         return sum(self.cut_differs(step, num_processes, first_processes) for step in compared), len(compared)
@@ -282,13 +263,16 @@ class Plan:
         A last step with fewer samples is not cut for the processes: they idle once, and the config alone cuts it.
         """
         rows = len(sorted_lengths)
-        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed)
-        count = piece_count(sorted_lengths, *budgets)
+        count = self._budget.count(sorted_lengths, self.micro_batches_per_step)
         if rows == self.global_batch_size:
             count = max(count, first_processes, num_processes)
             if self.equal_counts:
                 count = -(-count // num_processes) * num_processes
         return min(count, rows)
+
+    @property
+    def _budget(self) -> Budget:
+        return Budget(self.max_tokens, self.max_samples, self.packed)
 
 
 def evaluation_batches(
@@ -309,17 +293,12 @@ def evaluation_batches(
     lengths = lengths.astype(np.int64)
     order = np.argsort(-lengths, kind="stable")
     lengths = lengths[order]
-    sorted_lengths = lengths.tolist()
-    rows = len(sorted_lengths)
-    starts = fill_in_order(
-        sorted_lengths, area_limit(sorted_lengths, max_tokens, packed), min(max_samples or rows, rows), packed
-    )
+    sorted_lengths, budget = lengths.tolist(), Budget(max_tokens, max_samples, packed)
+    starts = budget.fill(sorted_lengths, budget.area(sorted_lengths))
     if len(starts) < num_processes:
-        starts = cut_points(sorted_lengths, max_tokens, max_samples, num_processes, packed)
-    pieces = _micro_batches(0, order, np.zeros(rows, np.int64), rows, starts)
-    costs = costs_of(lengths, starts, packed)
-    mine = [pieces[i] for i in share(costs, num_processes, equal_counts)[process_index]]
-    return mine + [_repeat(pieces)] * (-(-len(pieces) // num_processes) - len(mine) if equal_counts else 0)
+        starts = cut_points(sorted_lengths, budget, num_processes)
+    pieces = _micro_batches(0, order, np.zeros(len(order), np.int64), len(order), starts)
+    return _shares(pieces, costs_of(lengths, starts, packed), num_processes, equal_counts)[process_index]
 
 
 def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: list[int]) -> list[MicroBatch]:
@@ -330,7 +309,18 @@ def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: 
     ]
 
 
-def _repeat(pieces: list[MicroBatch]) -> MicroBatch:
-    """A micro-batch of repeated samples with weight 0: two, because batch norm does not accept one row."""
+def _shares(
+    pieces: list[MicroBatch], costs: list[int], num_processes: int, equal_counts: bool, fewest: int = 0
+) -> list[list[MicroBatch]]:
+    """The pieces of each process, and repeats if it has fewer than `fewest`, or than others with `equal_counts`."""
+    if equal_counts:
+        fewest = -(-len(pieces) // num_processes)
     last = pieces[-1]
-    return replace(last, index=len(pieces), samples=last.samples[-2:], epochs=last.epochs[-2:], counted=False)
+    # Two samples, because batch norm does not accept one row.
+    repeat = replace(last, index=len(pieces), samples=last.samples[-2:], epochs=last.epochs[-2:], counted=False)
+    indices = share(costs, num_processes, equal_counts)
+    return [[pieces[i] for i in mine] + [repeat] * (fewest - len(mine)) for mine in indices]
+
+
+def _last_marked(mine: list[MicroBatch]) -> list[MicroBatch]:
+    return [*mine[:-1], replace(mine[-1], last=True)]

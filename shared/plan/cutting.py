@@ -1,68 +1,84 @@
-"""Cuts a global batch into micro-batches of even cost within a budget, and assigns them to processes."""
+"""Cuts a global batch into micro-batches of even cost within a budget, and assigns them to processes.
+
+Lengths are those of the rows of a step or of an evaluation, longest first. A cut is the first row of each piece.
+"""
 
 import heapq
+from bisect import bisect_right, insort
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import UserError
-
 MOST_ROWS_CUT_BEST = 256  # rows of a step; for more, the search is slow and saves less than half a percent
 
 
-def cut_points(
-    lengths: list[int],
-    max_tokens: int | None,
-    max_samples: int | None,
-    at_least: int,
-    packed: bool = False,
-) -> list[int]:
-    """Cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each.
+@dataclass(frozen=True)
+class Budget:
+    """The limits of a micro-batch; None: no limit."""
 
-    The other arguments are those of `piece_count`.
-    """
-    rows = len(lengths)
-    area = area_limit(lengths, max_tokens, packed)
-    row_limit = min(max_samples or rows, rows)
-    count = piece_count(lengths, max_tokens, max_samples, at_least, packed)
+    tokens: int | None = None  # rows x longest row, or the sum of the lengths if `packed`
+    samples: int | None = None
+    packed: bool = False  # without padding
+
+    def area(self, lengths: list[int]) -> int:
+        """The limit in tokens; without one, the tokens of all rows in one micro-batch."""
+        return self.tokens if self.tokens is not None else self.size(lengths, 0, len(lengths))
+
+    def rows(self, lengths: list[int]) -> int:
+        """The limit in rows."""
+        return min(self.samples or len(lengths), len(lengths))
+
+    def size(self, lengths: list[int], start: int, end: int) -> int:
+        """The tokens of the rows from `start` to before `end` in one micro-batch."""
+        return sum(lengths[start:end]) if self.packed else lengths[start] * (end - start)
+
+    def fill(self, lengths: list[int], area: int) -> list[int]:
+        """The cut whose pieces take, one after the other, as many rows as fit into `area` tokens."""
+        ends = [0, *accumulate(lengths)] if self.packed else []
+        most, starts, row = self.rows(lengths), [], 0
+        while row < len(lengths):
+            starts.append(row)
+            fitting = bisect_right(ends, ends[row] + area) - 1 - row if self.packed else area // lengths[row]
+            row += max(1, min(fitting, most))
+        return starts
+
+    def count(self, lengths: list[int], at_least: int) -> int:
+        """The number of micro-batches: `at_least` or, if the limits need more, the next of 1, 2, 4, 8, 16, 24, 32, ...
+
+        These numbers divide well among processes, and depend only on the limits. It is at most the number of rows.
+        """
+        if (needed := len(self.fill(lengths, self.area(lengths)))) > at_least:
+            at_least = next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
+        return min(at_least, len(lengths))
+
+
+def cut_points(lengths: list[int], budget: Budget, at_least: int) -> list[int]:
+    """The cut into `budget.count(lengths, at_least)` micro-batches of even cost."""
+    rows, area, count = len(lengths), budget.area(lengths), budget.count(lengths, at_least)
     if lengths[0] == lengths[-1]:
         return [piece * rows // count for piece in range(count)]
     low, high = max(lengths[0], sum(lengths) // count) - 1, area  # find the smallest that gives `count` pieces
     while high - low > max(1, high // 256):  # more precision than half a percent gains nothing
         middle = (low + high) // 2
-        low, high = (middle, high) if len(fill_in_order(lengths, middle, row_limit, packed)) > count else (low, middle)
-    starts = _halve_largest(lengths, fill_in_order(lengths, high, row_limit, packed), count, packed)
-    if packed or rows > MOST_ROWS_CUT_BEST or count == 1:
+        low, high = (middle, high) if len(budget.fill(lengths, middle)) > count else (low, middle)
+    starts = budget.fill(lengths, high)
+    while len(starts) < count:  # halve the largest piece
+        pieces = [piece for piece in zip(starts, [*starts[1:], rows], strict=True) if piece[1] - piece[0] > 1]
+        start, end = max(pieces, key=lambda piece: (budget.size(lengths, *piece), piece))
+        insort(starts, (start + end + 1) // 2)
+    if budget.packed or rows > MOST_ROWS_CUT_BEST or count == 1:
         return starts
-    largest = max(lengths[start] * (end - start) for start, end in zip(starts, [*starts[1:], rows], strict=True))
+    largest = max(budget.size(lengths, *piece) for piece in zip(starts, [*starts[1:], rows], strict=True))
     # Few pieces must be even, or a process with a large one delays the others. Of many, each process has several.
     limit = min(area, largest * 5 // 4) if count >= 16 else largest
-    return _least_padding(lengths, count, limit, row_limit)
-
-
-def _halve_largest(lengths: list[int], starts: list[int], count: int, packed: bool) -> list[int]:
-    """The first row of each of `count` pieces: the largest of the pieces at `starts` is cut in half until there are."""
-    rows = len(lengths)
-
-    def entry(start: int, end: int) -> tuple[int, int, int]:
-        return -(sum(lengths[start:end]) if packed else lengths[start] * (end - start)), -start, end
-
-    pieces = [entry(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True) if end - start > 1]
-    heapq.heapify(pieces)
-    starts = list(starts)
-    while len(starts) < count:
-        _, negative, end = heapq.heappop(pieces)
-        middle = (end - negative + 1) // 2
-        starts.append(middle)
-        for half in ((-negative, middle), (middle, end)):
-            if half[1] - half[0] > 1:
-                heapq.heappush(pieces, entry(*half))
-    return sorted(starts)
+    return _least_padding(lengths, count, limit, budget.rows(lengths))
 
 
 def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -> list[int]:
-    """The first row of each of `count` pieces with the least padding, each within area `limit` and `row_limit` rows.
+    """The cut into `count` pieces with the least padding, each within `limit` tokens and `row_limit` rows.
 
     Dynamic programming over (pieces, rows); padding is 1-3 % of the area less than with an even cut.
     """
@@ -82,60 +98,11 @@ def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -
     return [0, *cut[:0:-1]]
 
 
-def piece_count(
-    lengths: list[int],
-    max_tokens: int | None,
-    max_samples: int | None,
-    at_least: int,
-    packed: bool = False,
-) -> int:
-    """The number of micro-batches for rows that are sorted by length, longest first.
-
-    It is `at_least`, or, if the budgets need more, the next of 1, 2, 4, 8, 16, 24, 32, ...: these numbers divide well
-    among processes, and depend only on the budgets. It is at most the number of rows.
-    """
-    rows = len(lengths)
-    area = area_limit(lengths, max_tokens, packed)
-    if (needed := len(fill_in_order(lengths, area, min(max_samples or rows, rows), packed))) > at_least:
-        at_least = next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
-    return min(at_least, rows)
-
-
-def area_limit(lengths: list[int], max_tokens: int | None, packed: bool) -> int:
-    """The budget in tokens; without a budget, the tokens of all rows together, with padding unless `packed`."""
-    if max_tokens is not None:
-        return max_tokens
-    return sum(lengths) if packed else len(lengths) * lengths[0]
-
-
-def fill_in_order(lengths: list[int], area: int, row_limit: int, packed: bool = False) -> list[int]:
-    """The first row of each piece of a greedy cut: rows x longest, or the sum if `packed`, stays within `area`."""
-    starts: list[int] = []
-    filled = 0  # tokens of the last piece
-    if packed:
-        for row, length in enumerate(lengths):
-            if not starts or filled + length > area or row - starts[-1] == row_limit:
-                starts.append(row)
-                filled = 0
-            filled += length
-        return starts
-    row = 0
-    while row < len(lengths):
-        starts.append(row)
-        row += max(1, min(area // lengths[row], row_limit))
-    return starts
-
-
 def costs_of(lengths: NDArray[np.integer], starts: Sequence[int], packed: bool) -> list[int]:
     """The relative cost of each micro-batch: linear layers, and attention, which grows with the square of the length.
 
     Both cost the same at a length of 6 times the width of an encoder, 2,048 for small ones. The estimate only affects
     which process computes a micro-batch.
-
-    Args:
-        lengths: [rows], longest first.
-        starts: the first row of each micro-batch.
-        packed: as for `cut_points`.
     """
     longest = lengths[starts]
     tokens = np.add.reduceat(lengths, starts) if packed else longest * np.diff([*starts, len(lengths)])
@@ -156,21 +123,3 @@ def share(costs: Sequence[int], num_processes: int, equal_counts: bool = False) 
         if len(assigned[process]) < limit:
             heapq.heappush(loads, (load + costs[index], process))
     return [sorted(indices) for indices in assigned]
-
-
-def check_budget(longest: int, length: int, max_tokens: int, flag: str) -> None:
-    """Refuse a token budget that is smaller than the longest sample.
-
-    Args:
-        longest: the number of that sample.
-        length: its tokens.
-        max_tokens: the budget, which `flag` set.
-
-    Raises:
-        UserError: names the sample, its length and the flag.
-    """
-    if length > max_tokens:
-        raise UserError(
-            f"{flag} {max_tokens} is smaller than sample {longest}, which has {length} tokens: raise it to {length} or "
-            "more, or lower --max_length"
-        )

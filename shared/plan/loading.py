@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from hashlib import blake2b
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
@@ -61,15 +62,15 @@ class Loader:
         self.seconds_waited = 0.0  # waiting for data since the start; the monitor reads differences
         if num_workers is None:
             num_workers = 0 if device.type == "cpu" else 2
-        self.num_workers = num_workers
-        self._feed = (dataset, collate_fn, device, num_workers, plan.seed)
-        self._stream: Generator[tuple[MicroBatch, Any]] = feed([], *self._feed[:3])
+        self._feed: Callable[..., Generator[tuple[MicroBatch, Any]]] = partial(
+            feed, dataset=dataset, collate_fn=collate_fn, device=device, num_workers=num_workers, seed=plan.seed
+        )
+        self._stream = self._feed([])
         self._next_step = -1
 
     def one(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
         """A micro-batch and its batch on the device, read in this process, regardless of the order of training."""
-        dataset, collate_fn, device, _, seed = self._feed
-        return next(feed([micro_batch], dataset, collate_fn, device, 0, seed))
+        return next(self._feed([micro_batch], num_workers=0))
 
     def micro_batches(self, step: int) -> Iterator[tuple[MicroBatch, Any]]:
         """This process's micro-batches of a step, each with its collated batch on the device.
@@ -79,7 +80,7 @@ class Loader:
         if step != self._next_step:
             plan = self.plan  # not self: a reference cycle delays the end of the workers by 10 s each
             schedule = (m for s in range(step, plan.total_steps) for m in plan.micro_batches(s))
-            self._stream = feed(schedule, *self._feed)
+            self._stream = self._feed(schedule)
         self._next_step = -1  # a caller that leaves the loop early gets a new stream next time
         while True:
             started = time.perf_counter()

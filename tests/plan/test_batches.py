@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.errors import UserError
 from shared.plan.batches import Plan, evaluation_batches
-from shared.plan.cutting import cut_points
+from shared.plan.cutting import Budget, cut_points
 from shared.plan.draws import hash64, permutation
 
 
@@ -182,7 +182,7 @@ def test_a_step_does_not_depend_on_earlier_calls(arguments, step):
 def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_samples, at_least, packed):
     lengths.sort(reverse=True)
     max_tokens = lengths[0] + slack
-    starts = cut_points(lengths, max_tokens, max_samples, at_least, packed)
+    starts = cut_points(lengths, Budget(max_tokens, max_samples, packed), at_least)
     ends = [*starts[1:], len(lengths)]
     assert starts[0] == 0
     assert all(start < end for start, end in zip(starts, ends, strict=True))
@@ -196,7 +196,7 @@ def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_sample
 @settings(max_examples=100, deadline=None)
 def test_moving_a_boundary_does_not_reduce_the_padding_without_enlarging_the_largest_piece(lengths, count):
     lengths.sort(reverse=True)
-    starts = cut_points(lengths, None, None, count)
+    starts = cut_points(lengths, Budget(), count)
     sizes = [lengths[s] * (e - s) for s, e in zip(starts, [*starts[1:], len(lengths)], strict=True)]
     for piece in range(1, len(starts)):  # moving any one boundary
         before, end = starts[piece - 1], [*starts, len(lengths)][piece + 1]
@@ -206,7 +206,7 @@ def test_moving_a_boundary_does_not_reduce_the_padding_without_enlarging_the_lar
 
 
 def test_equal_lengths_are_cut_evenly():
-    assert cut_points([5] * 10, 20, None, 1) == [0, 2, 5, 7]
+    assert cut_points([5] * 10, Budget(20), 1) == [0, 2, 5, 7]
 
 
 def test_idle_time_of_two_processes_is_small():

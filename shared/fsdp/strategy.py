@@ -24,6 +24,7 @@ from shared.run.training_run import Ddp
 
 _FSDP1 = "FSDP2 ignores it: remove it"
 _SHARDED = "a recipe shards each repeated layer, whatever the model: remove it"
+ALLOWED = {"FSDP_OFFLOAD_PARAMS": ("true", "false")}  # with 1 Accelerate offloads, but without gloo for the host
 
 REFUSED = {
     "FSDP_IGNORED_MODULES": Refused(
@@ -56,13 +57,11 @@ REFUSED = {
         "fsdp_cpu_ram_efficient_loading",
         "only one process would load the weights, and none sends them to the others: set it to false",
     ),
-    "FSDP_OFFLOAD_PARAMS": Refused(
-        "fsdp_offload_params", "Accelerate would not start gloo for the host: set true or false", ("true", "false")
-    ),
 }
 
 RULES = (
     Rule(lambda it: it.sharded and rules.first_refused(REFUSED, it.env), "{found}"),
+    Rule(lambda it: rules.first_not_allowed(ALLOWED, it.env), "{found}"),
     Rule(
         lambda it: it.sharded and it.on_cpu and not rules.cpu_requested(it.env),
         "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "

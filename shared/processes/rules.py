@@ -12,6 +12,7 @@ from shared.config.options import Options, Rule
 from shared.errors import UserError
 
 TRUE, FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")  # as in Accelerate
+PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,11 @@ REFUSED = {
     "ACCELERATE_DYNAMO_BACKEND": Refused(
         "dynamo_config: dynamo_backend", f"{_COMPILED}: remove it and use --torch_compile", ("no",)
     ),
-    **{
-        f"ACCELERATE_DYNAMO_{name.upper()}": Refused(
-            f"dynamo_config: dynamo_{name}", _NOT_COMPILED, (*FALSE, "default")
-        )
-        for name in ("mode", "use_fullgraph", "use_dynamic", "use_regional_compilation")
-    },
-    "ACCELERATE_USE_FSDP": Refused(
-        "distributed_type: FSDP", "Accelerate reads this as false: set true or false", ("true", "false")
+    "ACCELERATE_DYNAMO_MODE": Refused("dynamo_config: dynamo_mode", _NOT_COMPILED, ("default",)),
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH": Refused("dynamo_config: dynamo_use_fullgraph", _NOT_COMPILED),
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": Refused("dynamo_config: dynamo_use_dynamic", _NOT_COMPILED),
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": Refused(
+        "dynamo_config: dynamo_use_regional_compilation", _NOT_COMPILED
     ),
     "ACCELERATE_USE_DEEPSPEED": Refused("distributed_type: DEEPSPEED", _ENGINE),
     "ACCELERATE_USE_MEGATRON_LM": Refused("distributed_type: MEGATRON_LM", _ENGINE),
@@ -66,13 +64,24 @@ REFUSED = {
 }
 
 NEEDS = {
-    "FSDP_": "ACCELERATE_USE_FSDP",
-    "PARALLELISM_CONFIG_": "ACCELERATE_USE_PARALLELISM_CONFIG",
-    "MEGATRON_LM_": "ACCELERATE_USE_MEGATRON_LM",
-    "ACCELERATE_DEEPSPEED_": "ACCELERATE_USE_DEEPSPEED",
-    "ACCELERATE_SAGEMAKER_": "ACCELERATE_USE_SAGEMAKER",
+    "FSDP_": ("ACCELERATE_USE_FSDP", "distributed_type: FSDP"),
+    "PARALLELISM_CONFIG_": ("ACCELERATE_USE_PARALLELISM_CONFIG", "parallelism_config"),
+    "MEGATRON_LM_": ("ACCELERATE_USE_MEGATRON_LM", "distributed_type: MEGATRON_LM"),
+    "ACCELERATE_DEEPSPEED_": ("ACCELERATE_USE_DEEPSPEED", "distributed_type: DEEPSPEED"),
+    "ACCELERATE_SAGEMAKER_": ("ACCELERATE_USE_SAGEMAKER", "compute_environment: AMAZON_SAGEMAKER"),
 }
-"""{start of a variable's name: the variable of REFUSED without which it has no effect}."""
+"""{start of a variable's name: (the variable without which it has no effect, that variable's key in the YAML)}."""
+
+ALLOWED = {
+    "ACCELERATE_MIXED_PRECISION": PRECISIONS,  # Accelerate reads FP16 in capitals as full precision
+    "ACCELERATE_USE_FSDP": ("true", "false"),  # Accelerate reads 1 as false
+    "ACCELERATE_USE_CPU": TRUE + FALSE,
+    "ACCELERATE_DEBUG_MODE": TRUE + FALSE,
+    "ACCELERATE_CPU_AFFINITY": TRUE + FALSE,
+    "FORK_LAUNCHED": TRUE + FALSE,
+    "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS": TRUE + FALSE,
+}
+"""Variables that a recipe reads, and the values that they may have."""
 
 
 def refuse_variables(environment: Mapping[str, str]) -> None:
@@ -81,13 +90,22 @@ def refuse_variables(environment: Mapping[str, str]) -> None:
     Raises:
         UserError: names the variable, its value, the key in the launcher's YAML, and the fix.
     """
-    if problem := first_refused(REFUSED, environment):
+    if problem := first_not_allowed(ALLOWED, environment) or first_refused(REFUSED, environment):
         raise UserError(problem)
-    for name in sorted(environment):
-        for start, other in NEEDS.items():
-            if name.startswith(start) and not is_true(environment, other):
-                key = REFUSED[other].key
-                raise UserError(f"{name} is {environment[name]}, which has no effect without {key}: remove it")
+    for start, (other, key) in NEEDS.items():
+        if not is_true(environment, other):
+            for name in sorted(environment):
+                if name.startswith(start):
+                    raise UserError(f"{name} is {environment[name]}, which has no effect without {key}: remove it")
+
+
+def first_not_allowed(table: Mapping[str, tuple[str, ...]], environment: Mapping[str, str]) -> str:
+    """What is wrong with the first variable whose value its row of a table lacks; "" if nothing is."""
+    for name, allowed in table.items():
+        value = environment.get(name, allowed[0])
+        if value not in allowed and not (allowed != PRECISIONS and value.lower() in allowed):
+            return f"{name} is {value!r}: expected one of {', '.join(allowed)}"
+    return ""
 
 
 def first_refused(table: Mapping[str, Refused], environment: Mapping[str, str]) -> str:
@@ -105,8 +123,8 @@ def cpu_requested(environment: Mapping[str, str]) -> bool:
 
 
 def uses_fsdp(environment: Mapping[str, str]) -> bool:
-    """Whether `distributed_type: FSDP` is set in the launcher's YAML."""
-    return is_true(environment, "ACCELERATE_USE_FSDP")
+    """`distributed_type: FSDP` in the launcher's YAML; Accelerate reads no other word than true."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def is_true(environment: Mapping[str, str], name: str) -> bool:
@@ -115,6 +133,7 @@ def is_true(environment: Mapping[str, str], name: str) -> bool:
 
 
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+NEEDED_BY_SEVERAL = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -152,6 +171,10 @@ class Launch:
         several = (f"{name} is {self.env[name]}" for name in TASK_COUNTS if int(self.env.get(name, 1)) > 1)
         return None if "WORLD_SIZE" in self.env else next(several, None)
 
+    def lacking(self) -> str:
+        """The variables without which several processes do not find each other."""
+        return ", ".join(name for name in NEEDED_BY_SEVERAL if name not in self.env) if self.processes > 1 else ""
+
 
 RULES = (
     Rule(
@@ -165,13 +188,18 @@ RULES = (
         "and in it `torchrun` or `accelerate launch`",
     ),
     Rule(
+        Launch.lacking,
+        "WORLD_SIZE is {it.processes} without {found}: the processes would not find each other; set these too, or use "
+        "torchrun or accelerate launch",
+    ),
+    Rule(
         lambda it: it.on_cpu and it.precision == "fp16",
         "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
         "--mixed_precision no or bf16",
     ),
-    Rule(  # Accelerate reads FP16 in capitals as full precision
-        lambda it: it.precision not in ("no", "fp16", "bf16") and it.precision,
-        "mixed_precision {found} is not supported: use --mixed_precision no, fp16 or bf16",
+    Rule(
+        lambda it: it.precision == "fp8",
+        "mixed_precision fp8 is not supported: use --mixed_precision bf16",
     ),
 )
 

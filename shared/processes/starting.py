@@ -15,8 +15,9 @@ import torch
 
 from shared.compat import of_accelerate, of_torch
 from shared.config import options
-from shared.errors import UserError, first_line
+from shared.errors import UserError
 from shared.processes import agreement, barrier, ending, folder_lock, rules
+from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
 
 
 def set_backends(deterministic: bool) -> None:
@@ -48,6 +49,7 @@ def without_tf32() -> Iterator[None]:
 SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
 """Environment variable: 1 lets the processes of a machine share its GPUs, over gloo, because NCCL refuses that. It
 serves the tests of the multi-process code on machines with one GPU."""
+BF16_SINCE = (8, 0)  # compute capability; torch computes bf16 on older GPUs too, but many times slower than fp16
 WITHOUT_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver", "you might not have a CUDA gpu")
 Config = TypeVar("Config", bound=options.Options)
 
@@ -69,7 +71,8 @@ def start(config: options.Options) -> Any:
         raise UserError("--output_dir '' would be the working directory: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # started by debug_launcher, which sets no rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
-    on_cpu = rules.cpu_requested(os.environ) or not has_accelerator()
+    requested = rules.cpu_requested(os.environ)
+    on_cpu = requested or not has_accelerator()
     check_environment(config, on_cpu)
     share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs
@@ -77,7 +80,6 @@ def start(config: options.Options) -> Any:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, tokenizers warn at each fork of a loader worker
     if on_cpu:
-        os.environ.setdefault("LOCAL_WORLD_SIZE", str(ending.local_processes()))  # Accelerate would set it to 1
         torch.set_num_threads(threads_per_process())
         keep_freed_memory()
     set_backends(config.deterministic)
@@ -86,6 +88,7 @@ def start(config: options.Options) -> Any:
     if share_gpu:
         os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"  # or DDP gets LOCAL_RANK as the index of its GPU
     device = "cpu" if on_cpu else "gpu"
+    method = agreement.init_method(config, device)
     has_group = torch.distributed.is_initialized()
     reset()
     _pids_with_runs.add(os.getpid())
@@ -95,9 +98,7 @@ def start(config: options.Options) -> Any:
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[
             InitProcessGroupKwargs(
-                backend="gloo" if share_gpu else "nccl",
-                timeout=barrier.PROCESS_GROUP_TIMEOUT,
-                init_method=agreement.init_method(config, device),
+                backend="gloo" if share_gpu else "nccl", timeout=PROCESS_GROUP_TIMEOUT, init_method=method
             )
         ],
     )
@@ -139,7 +140,8 @@ def has_accelerator() -> bool:
     """Whether torch can use an accelerator.
 
     Raises:
-        UserError: torch cannot use the GPU that there is; without this error the run would train on the CPU.
+        UserError: there is an NVIDIA GPU that torch cannot use, because of its driver for example; without this error
+            the run would silently train on the CPU.
     """
     warnings.filterwarnings("ignore", message="CUDA initialization")  # the error below has the same text
     if torch.accelerator.is_available():
@@ -149,11 +151,12 @@ def has_accelerator() -> bool:
         try:
             torch.cuda.init()
         except RuntimeError as error:
-            if not any(words in str(error) for words in WITHOUT_GPU):
+            reason = " ".join(str(error).split())
+            if not any(words in reason for words in WITHOUT_GPU):
                 raise UserError(
-                    f"torch {torch.__version__} cannot use this machine's GPU ({first_line(error)}): install a driver "
-                    "that fits this torch, or a torch that fits the driver; to train on the CPU set "
-                    "ACCELERATE_USE_CPU=true"
+                    f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use this machine's GPU "
+                    f"({reason}): install a driver that fits this torch, or a torch that fits the driver; to train on "
+                    "the CPU set ACCELERATE_USE_CPU=true"
                 ) from None
     return False
 
@@ -164,15 +167,34 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
     Raises:
         UserError: a setting is not supported, would be ignored, or does not fit this machine; names it and the fix.
     """
-    rules.refuse_variables(os.environ)
-    rules.refuse(rules.Launch(config, os.environ, on_cpu))
+    env = os.environ
+    rules.refuse_variables(env)
+    launch = rules.Launch(config, env, on_cpu)
+    rules.refuse(launch)
+    if on_cpu:
+        return
     # Each process checks this: a process that continued would wait in its first collective call for those that ended.
     processes, gpus = processes_of_machine(), torch.accelerator.device_count()
-    if not on_cpu and processes > gpus and not rules.is_true(os.environ, SHARE_GPU):
+    if processes > gpus and not rules.is_true(env, SHARE_GPU):
         raise UserError(
             f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
             "number of GPUs"
         )
+    mixed = "mixed_precision bf16" if launch.precision == "bf16" else ""
+    bf16 = "--activation_dtype bf16" if config.activations else mixed
+    if bf16 and torch.version.cuda and torch.cuda.is_available():
+        # The GPUs of all processes of this machine, so that all of them come to the same conclusion.
+        for index in range(min(processes, gpus)):
+            if (found := torch.cuda.get_device_capability(index)) < BF16_SINCE:
+                raise UserError(
+                    f"{bf16} needs a GPU of compute capability {dotted(BF16_SINCE)} or newer, and "
+                    f"{torch.cuda.get_device_name(index)} has {dotted(found)}: use --mixed_precision fp16 or no instead"
+                )
+
+
+def dotted(capability: tuple[int, int]) -> str:
+    """A compute capability as NVIDIA writes it: 8.0."""
+    return ".".join(map(str, capability))
 
 
 def threads_per_process() -> int:

@@ -18,10 +18,29 @@ pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
 
 
-def find_gpus(monkeypatch, count):
-    """Make torch find this number of GPUs."""
+# A recipe, in a process where the initialization of CUDA fails with this text.
+def gpus_of(monkeypatch, *capabilities):
+    """Make torch find one NVIDIA GPU of each of these compute capabilities."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU number {index}")
+
+
+@pytest.mark.parametrize("environment", [{}, {"ACCELERATE_MIXED_PRECISION": "bf16"}])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, environment, rank):
+    gpus_of(monkeypatch, (8, 0), (7, 5))
+    for name, value in ({"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} | environment).items():
+        monkeypatch.setenv(name, value)
+    config = Options() if environment else Options(mixed_precision="bf16")
+    with pytest.raises(UserError, match=r"bf16 needs .* 8\.0 or newer, and GPU number 1 has 7\.5: use .*fp16"):
+        starting.check_environment(config, on_cpu=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # the second GPU does not train
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    starting.check_environment(config, on_cpu=False)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +68,7 @@ def test_a_gpu_that_torch_cannot_use_is_refused_and_a_machine_without_gpu_is_acc
     if not refused:
         assert not starting.has_accelerator()
         return
-    with pytest.raises(UserError, match=r"cannot use this machine's GPU \(.*\): .*ACCELERATE_USE_CPU"):
+    with pytest.raises(UserError, match=r"built for CUDA 13\.0, cannot use this machine's GPU \(.*ACCELERATE_USE_CPU"):
         starting.has_accelerator()
 
 
@@ -73,7 +92,7 @@ def stand_in(monkeypatch):
 
 @pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl")])
 def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, gpus, backend):
-    find_gpus(monkeypatch, gpus)
+    gpus_of(monkeypatch, *[(9, 0)] * gpus)
     asked = stand_in(monkeypatch)
     launched = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", starting.SHARE_GPU: "1"}
@@ -85,3 +104,16 @@ def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, gpus
     assert handler.backend == backend
     assert not asked["cpu"]
     assert (os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] == "true") == (gpus == 1)  # DDP gets no GPU index
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("", r"2 processes on a machine with 1 GPU\(s\): lower"), ("please", "is 'please': expected one of")],
+)
+def test_more_processes_than_gpus_are_refused_by_default(monkeypatch, value, message):
+    gpus_of(monkeypatch, (9, 0))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    if value:
+        monkeypatch.setenv(starting.SHARE_GPU, value)
+    with pytest.raises(UserError, match=message):
+        starting.check_environment(Options(), on_cpu=False)

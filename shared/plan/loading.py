@@ -62,6 +62,7 @@ class Loader:
         self.seconds_waited = 0.0  # waiting for data since the start; the monitor reads differences
         if num_workers is None:
             num_workers = 0 if device.type == "cpu" else 2
+        self.num_workers = num_workers
         self._feed: Callable[..., Generator[tuple[MicroBatch, Any]]] = partial(
             feed, dataset=dataset, collate_fn=collate_fn, device=device, num_workers=num_workers, seed=plan.seed
         )

@@ -4,7 +4,7 @@ Lengths are those of the rows of a step or of an evaluation, longest first. A cu
 """
 
 import heapq
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,10 +27,6 @@ class Budget:
         """The limit in tokens; without one, the tokens of all rows in one micro-batch."""
         return self.tokens if self.tokens is not None else self.size(lengths, 0, len(lengths))
 
-    def rows(self, lengths: list[int]) -> int:
-        """The limit in rows."""
-        return min(self.samples or len(lengths), len(lengths))
-
     def size(self, lengths: list[int], start: int, end: int) -> int:
         """The tokens of the rows from `start` to before `end` in one micro-batch."""
         return sum(lengths[start:end]) if self.packed else lengths[start] * (end - start)
@@ -38,7 +34,7 @@ class Budget:
     def fill(self, lengths: list[int], area: int) -> list[int]:
         """The cut whose pieces take, one after the other, as many rows as fit into `area` tokens."""
         ends = [0, *accumulate(lengths)] if self.packed else []
-        most, starts, row = self.rows(lengths), [], 0
+        most, starts, row = self.samples or len(lengths), [], 0
         while row < len(lengths):
             starts.append(row)
             fitting = bisect_right(ends, ends[row] + area) - 1 - row if self.packed else area // lengths[row]
@@ -64,17 +60,32 @@ def cut_points(lengths: list[int], budget: Budget, at_least: int) -> list[int]:
     while high - low > max(1, high // 256):  # more precision than half a percent gains nothing
         middle = (low + high) // 2
         low, high = (middle, high) if len(budget.fill(lengths, middle)) > count else (low, middle)
-    starts = budget.fill(lengths, high)
-    while len(starts) < count:  # halve the largest piece
-        pieces = [piece for piece in zip(starts, [*starts[1:], rows], strict=True) if piece[1] - piece[0] > 1]
-        start, end = max(pieces, key=lambda piece: (budget.size(lengths, *piece), piece))
-        insort(starts, (start + end + 1) // 2)
+    starts = _halve_largest(lengths, budget, budget.fill(lengths, high), count)
     if budget.packed or rows > MOST_ROWS_CUT_BEST or count == 1:
         return starts
     largest = max(budget.size(lengths, *piece) for piece in zip(starts, [*starts[1:], rows], strict=True))
     # Few pieces must be even, or a process with a large one delays the others. Of many, each process has several.
     limit = min(area, largest * 5 // 4) if count >= 16 else largest
-    return _least_padding(lengths, count, limit, budget.rows(lengths))
+    return _least_padding(lengths, count, limit, budget.samples or rows)
+
+
+def _halve_largest(lengths: list[int], budget: Budget, starts: list[int], count: int) -> list[int]:
+    """The cut into `count` pieces: the largest of the pieces at `starts` is halved until there are as many."""
+    divisible: list[tuple[int, int, int]] = []  # a heap: hundreds of processes need hundreds of pieces in each step
+
+    def add(start: int, end: int) -> None:
+        if end - start > 1:
+            heapq.heappush(divisible, (-budget.size(lengths, start, end), -start, end))
+
+    for start, end in zip(starts, [*starts[1:], len(lengths)], strict=True):
+        add(start, end)
+    while len(starts) < count:
+        _, negative, end = heapq.heappop(divisible)
+        middle = (end - negative + 1) // 2
+        starts.append(middle)
+        add(-negative, middle)
+        add(middle, end)
+    return sorted(starts)
 
 
 def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -> list[int]:

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (47, 6_935),
-    "nlp": (125, 16_480),
-    "mlm": (123, 16_800),
-    "token_classification": (124, 16_575),
-    "embeddings": (130, 17_250),
-    "image_classification": (130, 16_865),
+    "diabetes": (47, 6_945),
+    "nlp": (125, 16_490),
+    "mlm": (123, 16_805),
+    "token_classification": (124, 16_585),
+    "embeddings": (130, 17_260),
+    "image_classification": (130, 16_875),
 }
 
 

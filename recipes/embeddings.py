@@ -26,8 +26,7 @@ from shared.contrastive.objectives import WITHOUT_SCORES, objective_of
 from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.sentence_transformers_files import LOADING, SentenceTokenizer, check_modules
 from shared.contrastive.tuples import TextTuples, TupleCollate
-from shared.encoders.new_encoders import new_encoder
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients

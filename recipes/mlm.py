@@ -24,9 +24,8 @@ from shared.config.fields import Meaning
 from shared.config.options import Limits, ScheduleType, Share
 from shared.encoders.chunked_loss import NOT_UNDER_FP16, use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients

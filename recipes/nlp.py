@@ -21,9 +21,8 @@ from torch.nn import functional as F
 
 from shared.cache.prepared import each_share
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packed_texts import pack_or_pad_texts
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.losses.losses import LossOptions, shape_of_run
 from shared.losses.regression import Scale
 from shared.metrics.task_metrics import resolve_metrics

@@ -22,9 +22,8 @@ from torch.nn import functional as F
 from shared.cache.prepared import each_share
 from shared.config.fields import CanBeZero
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients

@@ -16,7 +16,7 @@ from benchmarks.harness import tags_and_pairs
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, Benchmark
 from benchmarks.harness.peer_loops import end_of_update
 from benchmarks.harness.random_documents import random_rows, word_tokenizer
-from shared.encoders.new_encoders import new_encoder
+from shared.encoders.text_models import new_encoder
 
 
 class Rates:

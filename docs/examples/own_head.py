@@ -13,7 +13,7 @@ from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.losses.regression import Scale
-from shared.models.chained import ChainedOptimizers
+from shared.models.optimizers import ChainedOptimizers
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite

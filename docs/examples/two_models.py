@@ -18,8 +18,7 @@ from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.pretrained.from_pretrained import load_pretrained
-from shared.pretrained.frozen import FrozenModel
+from shared.pretrained.from_pretrained import FrozenModel, load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun

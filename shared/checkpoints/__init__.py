@@ -1,1 +1,0 @@
-"""Saving and resuming: a checkpoint is complete or absent."""

@@ -49,7 +49,6 @@ class Progress:
     evaluation_owed: bool = False  # a signal interrupted the one after this step: it is made first when the run resumes
     run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
-    data_counts: dict[str, dict[str, int]] | None = None  # their counts, and the sizes of their files: see `counts_of`
     model: str | None = None  # digest of the config in a local --model_name_or_path
     first_processes: int = 1  # number of processes of the first launch, for which the steps are cut
     world_size: int | None = None  # number of processes of the launch that saved the checkpoint

@@ -1,1 +1,0 @@
-"""The settings of recipes, and the flags and YAML files that set them."""

@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,21 @@ import yaml
 from shared.disk import replace_file
 from shared.errors import UserError
 
-Advise = Callable[[str, Container[str]], str | None]
-"""Gives advice on an unknown flag, from its name and the names of the flags that exist."""
+# Names that other programs have for settings of ours.
+OTHER_NAMES = {
+    "batch_size": "global_batch_size",
+    "bf16": "mixed_precision",
+    "epochs": "num_train_epochs",
+    "fp16": "mixed_precision",
+    "lr": "learning_rate",
+    "max_seq_length": "max_length",
+    "max_steps": "max_train_steps",
+    "model": "model_name_or_path",
+    "num_workers": "dataloader_num_workers",
+    "optimizer": "optim",
+    "resume": "resume_from_checkpoint",
+    "wandb": "report_to",
+}
 USAGE = """\
 Flags override the lines of --config FILE.yaml, which override the defaults below. FILE.yaml has lines
 of `name: value`, as the config.yaml of any run. A switch is given as --name, --no_name or
@@ -31,7 +44,7 @@ of `name: value`, as the config.yaml of any run. A switch is given as --name, --
 """
 
 
-def layers(config_class: type, argv: Sequence[str], advise: Advise = lambda *_: None) -> Iterator[dict[str, Any]]:
+def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the values of the --config file, if one is given, then those of the flags, each by field name.
 
     --help prints the help and exits.
@@ -42,11 +55,11 @@ def layers(config_class: type, argv: Sequence[str], advise: Advise = lambda *_: 
     if not {"-h", "--help"}.isdisjoint(argv):
         _print_help(config_class)
     hints = field_types(config_class)
-    flags = _split(argv, hints | {"config": str}, advise)
+    flags = _split(argv, hints | {"config": str})
     if "config" in flags:
         path = flags.pop("config")
-        yield _convert_all(read_yaml(path, _StringLoader), hints, f"{path}: ", advise)
-    yield _convert_all(flags, hints, "--", advise)
+        yield _convert_all(read_yaml(path, _StringLoader), hints, f"{path}: ")
+    yield _convert_all(flags, hints, "--")
 
 
 def field_types(config_class: type) -> dict[str, Any]:
@@ -153,7 +166,7 @@ def _is_optional(hint: Any) -> bool:
     return types.NoneType in typing.get_args(hint)
 
 
-def _split(argv: Sequence[str], hints: Mapping[str, Any], advise: Advise) -> dict[str, Any]:
+def _split(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     """Split `argv` into {name: string, or list of strings for a tuple}; None for the word None in optional fields.
 
     The last use of a repeated flag counts, so that flags appended to a command override earlier ones.
@@ -174,7 +187,7 @@ def _split(argv: Sequence[str], hints: Mapping[str, Any], advise: Advise) -> dic
         elif kind(hints.get(switch)) is bool and not equals:
             words[switch], takes = ["False"], ""
         else:
-            raise UserError(f"unknown flag {flag}: {_suggestion(name, hints, advise, '--')}")
+            raise UserError(f"unknown flag {flag}: {_suggestion(name, hints, '--')}")
 
     result: dict[str, Any] = {}
     for name, given in words.items():
@@ -188,12 +201,12 @@ def _split(argv: Sequence[str], hints: Mapping[str, Any], advise: Advise) -> dic
     return result
 
 
-def _convert_all(words: Mapping[str, Any], hints: Mapping[str, Any], where: str, advise: Advise) -> dict[str, Any]:
+def _convert_all(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Convert `words`, from flags or a file, to values; error messages begin with `where` and the name."""
     values = {}
     for name, word in words.items():
         if name not in hints:
-            raise UserError(f"{where}{name} is not a setting: {_suggestion(str(name), hints, advise)}")
+            raise UserError(f"{where}{name} is not a setting: {_suggestion(str(name), hints)}")
         values[name] = _convert(word, hints[name])
         if not fits(values[name], hints[name]):
             raise UserError(f"{where}{name} {word!r}: expected {expected(hints[name])}")
@@ -215,10 +228,9 @@ def _convert(word: Any, hint: Any) -> Any:
         return word
 
 
-def _suggestion(name: str, names: Mapping[str, Any], advise: Advise, prefix: str = "") -> str:
-    if advice := advise(name, names):
-        return advice
-    close = difflib.get_close_matches(name, names, n=1)
+def _suggestion(name: str, names: Mapping[str, Any], prefix: str = "") -> str:
+    known = OTHER_NAMES.get(name)
+    close = [known] if known in names else difflib.get_close_matches(name, names, n=1)
     return f"did you mean {prefix}{close[0]}?" if close else "--help lists all settings"
 
 

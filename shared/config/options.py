@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -171,11 +171,6 @@ class Options:
     )
     """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
 
-    @staticmethod
-    def advice_on(name: str, fields: Container[str]) -> str | None:
-        """Advice on a flag that does not exist, such as one of another program; None: there is none."""
-        return None
-
     @property
     def pretrained(self) -> str | None:
         """The model from which the training starts, a path or a name on the Hub; None: new weights."""
@@ -234,7 +229,7 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
             `check`.
     """
     values: dict[str, Any] = {}
-    for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv, config_class.advice_on):
+    for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv):
         for one, other in (*config_class.ALTERNATIVES, *(pair[::-1] for pair in config_class.ALTERNATIVES)):
             if layer.get(one) is not None:
                 layer.setdefault(other, None)

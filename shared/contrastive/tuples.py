@@ -264,11 +264,6 @@ class TextTuples(Dataset):
         content.update(b"" if self.scores is None else np.ascontiguousarray(self.scores).data)
         return content.hexdigest()
 
-    def summary(self) -> dict[str, int]:
-        """The number of samples, and of tokens in all texts; with a corpus, the number of its texts."""
-        counts = {"samples": len(self), "tokens": sum(int(texts.offsets[-1]) for texts in self.texts)}
-        return counts | ({"texts of the corpus": len(self.corpus[0])} if self.corpus else {})
-
 
 @dataclass(frozen=True)
 class TupleCollate:

@@ -1,1 +1,0 @@
-"""The computation of text encoders: adapters, attention, packed documents, padding and the masked head."""

@@ -1,1 +1,0 @@
-"""What a run can do besides training: curves, trackers, a time report, MFU, profiles, and more. Each is a hook."""

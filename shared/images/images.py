@@ -20,7 +20,6 @@ from shared.images.decoding import CorruptImage, Geometry, Pixels, Square, decod
 from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
 
-MOST_CLASSES = 1000  # in a summary
 SHOWN = 96  # pixels per side of a picture
 
 
@@ -83,12 +82,6 @@ class Images(Dataset):
     def digest(self) -> str:
         """See `Source.digest`."""
         return self.source.digest()
-
-    def summary(self) -> dict[str, int]:
-        """The number of images, also of each class if there are few classes."""
-        classes = zip(self.source.names, self.source.sizes().tolist(), strict=True)
-        of_each = {f"images of class {name}": count for name, count in classes}
-        return {"images": len(self)} | (of_each if len(of_each) <= MOST_CLASSES else {})
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -1,1 +1,0 @@
-"""What a classifier or a regression learns: losses, class weights, mixed targets, standardized targets."""

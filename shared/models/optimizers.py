@@ -1,10 +1,12 @@
-"""The optimizers of models with layers: rates by layer, LARS and Muon, besides those of shared/optimization."""
+"""The optimizers of models with layers: rates by layer, LARS and Muon, and several optimizers as one."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from shared.compat import of_torch
 from shared.config.options import base_learning_rate
 from shared.errors import UserError
 from shared.models.layers import backbone, repeated_layers
@@ -90,3 +92,41 @@ def rates_by_layer(model: nn.Module, groups: list[dict[str, Any]], decay: float 
             members.setdefault(scales.get(id(parameter), 1.0), []).append(parameter)
         split += [{**group, "params": found, "lr_scale": scale} for scale, found in members.items()]
     return split
+
+
+class ChainedOptimizers(torch.optim.Optimizer):
+    """Optimizers that make their steps one after the other.
+
+    It has the parameter groups of all of them, and one state, so its state dict has the format of one optimizer.
+
+    Raises:
+        ValueError: two optimizers have the same parameter.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+        of_torch.declare_found_inf(self, all(map(of_torch.reads_found_inf, optimizers)))
+        self._share()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step of each optimizer; the device skips it if `found_inf` is set, as in fused optimizers."""
+        loss = closure() if closure else None
+        for each in self.optimizers:
+            for name in ("grad_scale", "found_inf"):  # set by torch's GradScaler and by `step_if_finite`
+                setattr(each, name, getattr(self, name, None))
+            each.step()
+        return loss
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As in the base class, which `load_state_dict` calls with a new state and new groups."""
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        """Make the optimizers use the state and the groups of this one."""
+        begin = 0
+        for each in self.optimizers:
+            groups = self.param_groups[begin : begin + len(each.param_groups)]
+            begin += len(groups)
+            each.__setstate__({"state": self.state, "param_groups": groups})

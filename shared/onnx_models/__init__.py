@@ -1,1 +1,0 @@
-"""Models in the ONNX format: their export, and their computation by onnxruntime."""

@@ -1,1 +1,0 @@
-"""Gradients, optimizers and learning-rate schedules."""

@@ -18,7 +18,6 @@ from shared.extras.trackers import Trackers
 from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
 from shared.monitoring.hooks import Hook
-from shared.options.foreign_flags import equivalent
 from shared.remote.mirror import Mirror
 from shared.report.page import Report
 
@@ -64,8 +63,6 @@ class ExtraOptions(Options):
             "or use DDP",
         ),
     )
-
-    advice_on = staticmethod(equivalent)
 
     def hooks(self) -> list[Hook]:
         """As in the base class, with those of the settings here."""

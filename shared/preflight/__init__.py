@@ -1,1 +1,0 @@
-"""The command that checks a launch before the first run."""

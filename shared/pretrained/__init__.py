@@ -1,1 +1,0 @@
-"""Pretrained models and tokenizers from the Hub or a local folder."""

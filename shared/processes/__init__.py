@@ -1,1 +1,0 @@
-"""Communication between the processes of a run: collectives, waiting, signals, locks, exit codes and exit reasons."""

@@ -1,1 +1,0 @@
-"""Folders behind a URL: object stores, web servers, the Hub."""

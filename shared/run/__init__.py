@@ -1,1 +1,0 @@
-"""A run from its start to its exported model."""

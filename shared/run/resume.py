@@ -36,7 +36,6 @@ from shared.processes.collectives import check_shared, gather, on_main_process, 
 from shared.run.export import CARD
 
 Config = TypeVar("Config", bound=options.Options)
-MOST_COUNTS, MOST_SHOWN = 1000, 4  # counts per flag that are kept; differences in a message
 MODEL = "model_name_or_path"
 
 
@@ -196,8 +195,7 @@ def places(names: str | Sequence[str]) -> list[Path]:
 def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Options, *datasets: Any) -> None:
     """Refuse data that have changed since the run began, and data that differ between the machines.
 
-    Call it on every process. Each data set has a `digest()` of its content, which the checkpoints keep. They also keep
-    some counts (`counts_of`), by which the message says what differs.
+    Call it on every process. Each data set has a `digest()` of its content, which the checkpoints keep.
 
     Raises:
         UserError: a data set can only be read sequentially or lacks `lengths` or `digest`; the data differ between
@@ -210,56 +208,22 @@ def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Op
                 f"load_data returned a {type(data).__name__} without {' and '.join(lacking)}: give it the attributes "
                 "of TokenizedText in shared/text/tokenized.py"
             )
-    mine = socket.gethostname(), [data.digest() for data in datasets], counts_of(config, datasets)
+    mine = socket.gethostname(), [data.digest() for data in datasets]
     everybody = gather(accelerator, mine)
-    main, digests, counts = everybody[0]
-    for rank, (host, theirs, their_counts) in enumerate(everybody):
+    main, digests = everybody[0]
+    for rank, (host, theirs) in enumerate(everybody):
         if theirs != digests:
-            shown = changed_counts(counts, their_counts)
             raise UserError(
-                f"rank {rank} on {host} has other data than rank 0 on {main}{f' ({shown})' * bool(shown)}: copy the "
-                "files, and install the same library versions"
+                f"rank {rank} on {host} has other data than rank 0 on {main}: copy the files, and install the same "
+                "library versions"
             )
     if progress.data not in (None, digests):
-        shown = changed_counts(progress.data_counts, counts)
-        what = f" ({shown})" if shown else ", or other library versions prepared them"
         given = config.decay_from or config.resume_from_checkpoint not in ("auto", "never")
         raise UserError(
-            f"the data have changed since this run began{what}: restore them to resume, or begin a new run in another "
-            f"--output_dir{f', without --{flag_of(config)}' * bool(given)}"
+            "the data have changed since this run began, or other library versions prepared them: restore them to "
+            f"resume, or begin a new run in another --output_dir{f', without --{flag_of(config)}' * bool(given)}"
         )
-    progress.data, progress.data_counts = digests, counts
-
-
-def counts_of(config: options.Options, datasets: Sequence[Any]) -> dict[str, dict[str, int]]:
-    """Small numbers that say in what two versions of the data differ: {data set or flag: {what is counted: number}}.
-
-    Of a data set: its `summary()` or, without one, its number of samples. Of a flag that names data: the bytes of its
-    files, or of those directly in its folder.
-    """
-    counts = {}
-    for name, data in zip(("the training data", "the validation data"), datasets, strict=False):
-        counts[name] = data.summary() if hasattr(data, "summary") else {"samples": len(data)}
-    for name in sorted(fields_with(type(config), Meaning.NAMES_DATA)):
-        found = [file for path in places(getattr(config, name, None) or ()) for file in files_of(path)]
-        if found:
-            counts[f"--{name}"] = {f"bytes in {file.name}": file.stat().st_size for file in found[:MOST_COUNTS]}
-    return counts
-
-
-def files_of(path: Path) -> list[Path]:
-    """The file `path`, or the files directly in the folder `path`; none if there is no such path."""
-    return [path] if path.is_file() else sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else []
-
-
-def changed_counts(before: Mapping[str, Mapping[str, int]] | None, now: Mapping[str, Mapping[str, int]]) -> str:
-    """The first few differences of two results of `counts_of`, as words; "" if there are none, or none to compare."""
-    found = []
-    for part in {**(before or now), **now}:
-        old, new = (before or now).get(part, {}), now.get(part, {})
-        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        found += [f"{part}: {new.get(key, 0):,} {key} instead of {old.get(key, 0):,}" for key in keys]
-    return "; ".join([*found[:MOST_SHOWN], f"and {len(found) - MOST_SHOWN:,} more differences"][: len(found)])
+    progress.data = digests
 
 
 def finished(

@@ -160,7 +160,7 @@ class TrainingRun(Generic[Config]):
         Args:
             model: on any device.
             make_optimizer: called with the model, once `strategy` has placed it, and the settings. It returns an
-                optimizer; several become one by `ChainedOptimizers` (shared/models/chained.py).
+                optimizer; several become one by `ChainedOptimizers` (shared/models/optimizers.py).
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch. It reads the model from
                 the variable to which the recipe assigns the wrapped model, because it is called before and after that.

@@ -183,10 +183,6 @@ class TaggedWords(TextWindows):
             content.update(np.ascontiguousarray(array).view(np.uint8).data)
         return content.hexdigest()
 
-    def summary(self) -> dict[str, int]:
-        """The number of texts, windows and words."""
-        return {"texts": int(self.begins.sum()), "windows": len(self), "words": len(self.tags)}
-
     def __str__(self) -> str:
         windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
         return f"{count_of(int(self.begins.sum()), 'text')} ({windows}, {words})"

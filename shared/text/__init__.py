@@ -1,1 +1,0 @@
-"""Tokenized text: tokenizers, token files, padding and masking."""

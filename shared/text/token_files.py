@@ -213,10 +213,6 @@ class MaskedDocuments(Dataset):
         """A digest of the tokens of all documents and the number of pieces: different data have a different digest."""
         return f"{self.arguments[0].digest}-{len(self)}"
 
-    def summary(self) -> dict[str, int]:
-        """The number of pieces, and of tokens in them."""
-        return {"pieces": len(self), "tokens": self.num_tokens}
-
     def prefetch(self, samples: Ints) -> None:
         """Begin to read the pieces `samples` [pieces], if the tokens are not on this machine."""
         if self.file.remote:

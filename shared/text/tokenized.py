@@ -111,15 +111,6 @@ class TokenizedText(Dataset):
             content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
         return content.hexdigest()
 
-    def summary(self) -> dict[str, int]:
-        """The number of texts and tokens, and the number of texts of each class if targets in memory are class ids."""
-        counts = {"texts": len(self), "tokens": int(self.offsets[-1])}
-        targets = self._targets_or_file()
-        if not self.names or not isinstance(targets, np.ndarray) or targets.dtype.kind != "i" or targets.ndim != 1:
-            return counts
-        of_each = np.bincount(targets, minlength=len(self.names)).tolist()
-        return counts | {f"texts of class {name}": n for name, n in zip(self.names, of_each, strict=True)}
-
     def with_targets(self, targets: np.ndarray, names: Sequence[str] | None = None) -> "TokenizedText":
         """The same tokens with `targets` [N, …], such as the result of `Labels.encode`, and the names of classes."""
         return TokenizedText(self.folder, targets, names)

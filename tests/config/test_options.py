@@ -12,7 +12,7 @@ import pytest
 import runs
 from example_config import Config
 
-from shared.config import options
+from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, check, parse
 from shared.errors import UserError
@@ -270,3 +270,17 @@ def test_new_and_pretrained_weights_have_different_default_learning_rates(
     flags = [word for name, value in pretrained.items() for word in (f"--{name}", str(value))]
     assert parse(made, [*flags, "--config", str(tmp_path / "run.yaml")]).learning_rate == 0.25
     assert parse(made, [*flags, "--learning_rate", str(made.LEARNING_RATES[0])]).learning_rate != 5e-5
+
+
+def test_names_of_other_programs_lead_to_the_flags_of_the_recipes(tmp_path: Path) -> None:
+    configs = [runs.load_recipe(recipe).Config for recipe in ("nlp", "mlm", "image_classification", "embeddings")]
+    fields = {name for config in configs for name in command_line.field_types(config)}
+    assert not command_line.OTHER_NAMES.keys() & fields
+    for name, ours in command_line.OTHER_NAMES.items():
+        with pytest.raises(UserError, match=rf"^unknown flag --{name}: did you mean --{ours}\?$"):
+            list(command_line.layers(configs[0], [f"--{name}", "3"]))
+    with pytest.raises(UserError, match="unknown flag --max-seq-length: --help lists all settings"):
+        list(command_line.layers(configs[2], ["--max-seq-length", "3"]))
+    (tmp_path / "run.yaml").write_text("lr: 1e-3")
+    with pytest.raises(UserError, match="lr is not a setting: did you mean learning_rate"):
+        list(command_line.layers(configs[0], ["--config", str(tmp_path / "run.yaml")]))

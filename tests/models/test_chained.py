@@ -14,7 +14,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.fsdp import checkpoints
 from shared.fsdp.strategy import shard
-from shared.models.chained import ChainedOptimizers
+from shared.models.optimizers import ChainedOptimizers
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, require_all, set_learning_rate, step_if_finite
 from shared.run.launch_card import trained_by

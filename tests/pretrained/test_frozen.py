@@ -6,8 +6,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from shared.errors import UserError
-from shared.pretrained.from_pretrained import load_pretrained
-from shared.pretrained.frozen import FrozenModel
+from shared.pretrained.from_pretrained import FrozenModel, load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
 
 

@@ -36,12 +36,9 @@ def test_other_data_are_refused_during_a_run_and_after_its_end(train, tmp_path, 
     train(run, *flags, 2)
     before = files(run)
     relabeled = [(text, "x" if i == 1 else label) for i, (text, label) in enumerate(lines)]
-    for changed, what in (
-        (relabeled, "21 texts of class x instead of 20"),
-        ([*lines, ("new words", "x")], "41 texts instead of 40"),
-    ):
+    for changed in (relabeled, [*lines, ("new words", "x")]):
         rows(data, *changed)
-        assert re.search(rf"the data have changed since this run began \(.*\b{what}", refusal(train, run, *flags, 4))
+        assert "the data have changed since this run began" in refusal(train, run, *flags, 4)
         assert files(run) == before
     rows(data, *lines)
     result = train(run, *flags, 4)

@@ -16,7 +16,7 @@ from exact_runs import prepared, vector
 from safetensors.torch import load_file
 
 from shared.config import options
-from shared.encoders.new_encoders import new_encoder
+from shared.encoders.text_models import new_encoder
 from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
 

@@ -29,7 +29,7 @@ from shared.run.saved_tensors import difference_of, parts_of
 Lines = Sequence[Mapping[str, Any]]
 EARLY = 20  # steps
 # Relative differences that rounding explains: at any step, and after `EARLY` steps, from where on they grow.
-LOSS, WEIGHTS, OPTIMIZER = (1e-4, 1e-5), (1e-5, 1e-5), (1e-4, 1e-4)
+EQUAL, LOSS, WEIGHTS, OPTIMIZER = (0.0, 0.0), (1e-4, 1e-5), (1e-5, 1e-5), (1e-4, 1e-4)
 JUMP = 100  # rounding grew at most 13-fold from one reading to the next, over 2,000 steps at learning rate 1e-3
 BLURRED = 0.1  # with a larger tolerance, losses and weights tell little
 
@@ -54,25 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shared.compare", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="output folder of a run")
     parser.add_argument("--table", action="store_true", help="print a table of results, also for two runs")
-    for name, what in (("loss", "losses"), ("weight", "all weights as one vector")):
-        said = f"relative difference allowed at every step, of {what} (default: it grows with the steps)"
-        parser.add_argument(f"--{name}_tolerance", type=float, help=said)
     given = parser.parse_args(arguments)
     if given.table or len(given.runs) != 2:
-        for name in ("loss_tolerance", "weight_tolerance"):
-            if getattr(given, name) is not None:
-                parser.error(f"--{name} has no effect on a table of results: leave it out")
         return print_results(given.runs)
     try:
-        a, b = given.runs
-        return compare(a, b, given.loss_tolerance, given.weight_tolerance)
+        return compare(*given.runs)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def compare(a: Path, b: Path, loss_tolerance: float | None, weight_tolerance: float | None) -> int:
-    """Compare two runs, print the result, and return the exit code; a tolerance of None follows the steps.
+def compare(a: Path, b: Path) -> int:
+    """Compare two runs, print the result, and return the exit code.
 
     Raises:
         UserError: the runs cannot be compared.
@@ -80,11 +73,11 @@ def compare(a: Path, b: Path, loss_tolerance: float | None, weight_tolerance: fl
     lines_a, lines_b = training_lines(a), training_lines(b)
     findings = [
         compare_samples(lines_a, lines_b),
-        compare_numbers(lines_a, lines_b, "learning_rate", tolerance=0),
-        compare_numbers(lines_a, lines_b, "loss", loss_tolerance),
-        *compare_checkpoints(a, b, weight_tolerance),
+        compare_numbers(lines_a, lines_b, "learning_rate", EQUAL),
+        compare_numbers(lines_a, lines_b, "loss", LOSS),
+        *compare_checkpoints(a, b),
         compare_ends(a, b),
-        compare_models(a, b, lines_a[-1]["step"], lines_b[-1]["step"], weight_tolerance),
+        compare_models(a, b, lines_a[-1]["step"], lines_b[-1]["step"]),
     ]
     if not any(finding.difference and finding.compared for finding in findings[:-2]):
         raise UserError(f"{a} and {b}: nothing was logged or saved at the same steps; use the same --logging_steps")
@@ -121,13 +114,11 @@ def allowed(step: int, rounding: tuple[float, float], before: float) -> float:
     return max(always, min(early * (step / EARLY) ** 2, JUMP * before))
 
 
-def first_beyond(
-    differences: Mapping[int, float], rounding: tuple[float, float], tolerance: float | None
-) -> int | None:
-    """The first step whose difference rounding does not explain, or exceeds `tolerance`, which is for all steps."""
+def first_beyond(differences: Mapping[int, float], rounding: tuple[float, float]) -> int | None:
+    """The first step whose difference rounding does not explain."""
     before = math.inf  # the first of them may be any step
     for step, difference in differences.items():
-        if difference > (allowed(step, rounding, before) if tolerance is None else tolerance):
+        if difference > allowed(step, rounding, before):
             return step
         before = difference if before == math.inf else max(before, difference)
     return None
@@ -173,7 +164,7 @@ def compare_samples(lines_a: Lines, lines_b: Lines) -> Finding:
     return Finding("samples", span(steps), f"at {len(different)} steps", first, f"{a[first]} against {b[first]}")
 
 
-def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float | None) -> Finding:
+def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, rounding: tuple[float, float]) -> Finding:
     """Compare one number of the training lines, relative to the greater value.
 
     A logged loss is the mean since the previous line, so two losses are compared only if both lines have the same step
@@ -194,7 +185,7 @@ def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float |
     differences = {where[1]: relative(a[where], b[where]) for where in both}
     worst = max(differences, key=lambda step: differences[step])
     largest = f"off by {differences[worst]:.1e} at step {worst}" if differences[worst] else "equal"
-    first = first_beyond(differences, LOSS, tolerance)
+    first = first_beyond(differences, rounding)
     words = next((against(a[where], b[where]) for where in both if where[1] == first), "")
     return Finding(what, span([*differences]), largest, first, words + up_to(differences, first))
 
@@ -231,7 +222,7 @@ def compare_ends(run_a: Path, run_b: Path) -> Finding:
     return Finding("end", "", "differs", min(step_a, step_b) + (step_a != step_b), words)
 
 
-def compare_checkpoints(run_a: Path, run_b: Path, tolerance: float | None) -> list[Finding]:
+def compare_checkpoints(run_a: Path, run_b: Path) -> list[Finding]:
     """Compare all tensors of the checkpoints of the same steps, in a row for each kind of file: model, optimizer, ...
 
     Older checkpoints may have been removed, or saved by an interruption; the newest one has to be in both runs.
@@ -248,19 +239,17 @@ def compare_checkpoints(run_a: Path, run_b: Path, tolerance: float | None) -> li
         parts_a, parts_b = parts_of(a[step]), parts_of(b[step])
         for part in sorted({*parts_a, *parts_b}):
             differences.setdefault(part, {})[step] = difference_of(parts_a.get(part, {}), parts_b.get(part, {}))
-    return [
-        finding_of(f"checkpoints: {part}", part, of_steps, tolerance) for part, of_steps in differences.items()
-    ] or [Finding("checkpoints", "not compared: they have no tensors in files that can be read")]
+    return [finding_of(f"checkpoints: {part}", part, of_steps) for part, of_steps in differences.items()] or [
+        Finding("checkpoints", "not compared: they have no tensors in files that can be read")
+    ]
 
 
-def finding_of(
-    what: str, part: str, of_steps: Mapping[int, tuple[float, str]], tolerance: float | None, compared: str = ""
-) -> Finding:
+def finding_of(what: str, part: str, of_steps: Mapping[int, tuple[float, str]], compared: str = "") -> Finding:
     """The row on tensors, from the difference at each step and its description."""
     differences = {step: difference for step, (difference, _) in of_steps.items()}
     worst = max(differences, key=lambda step: differences[step])
     largest = of_steps[worst][1] + (f" at step {worst}" if differences[worst] and len(of_steps) > 1 else "")
-    first = first_beyond(differences, OPTIMIZER if part == "optimizer" else WEIGHTS, tolerance)
+    first = first_beyond(differences, OPTIMIZER if part == "optimizer" else WEIGHTS)
     words = "" if first is None else of_steps[first][1] + up_to(differences, first)
     return Finding(what, compared or span([*of_steps]), largest, first, words)
 
@@ -270,7 +259,7 @@ def saves_none(run: Path) -> bool:
     return (run / "config.yaml").is_file() and load(run / "config.yaml").get("checkpointing_steps") == "no"
 
 
-def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int, tolerance: float | None) -> Finding:
+def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int) -> Finding:
     """Compare the weights in model/ of two runs: averaged ones, if the run exports those."""
     a, b = (parts_of(run / "model") for run in (run_a, run_b))
     if not a and not b:
@@ -280,7 +269,7 @@ def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int, tolerance
     if last_a != last_b:
         return Finding("model", f"not compared: the runs end at steps {last_a} and {last_b}")
     of_step = {last_a: difference_of(a["model"], b["model"])}
-    return finding_of("model", "model", of_step, tolerance, "at the end")
+    return finding_of("model", "model", of_step, "at the end")
 
 
 def span(steps: Sequence[int]) -> str:

@@ -121,11 +121,6 @@ def test_the_first_step_and_value_that_differ_are_named(make_run, capsys, second
     assert re.match(f"the runs first differ at {verdict}", out[-1])
 
 
-def test_the_losses_may_differ_by_a_tolerance_that_a_flag_sets(make_run, capsys):
-    a, b = make_run("a"), make_run("b", set_line(1, loss=0.1 * (1 + 5e-5)))
-    assert compare(capsys, a, b, "--loss_tolerance", "1e-6")[0] == 1
-
-
 def test_an_incomplete_checkpoint_does_not_count(make_run, weights, capsys):
     b = make_run("b", checkpoints=(20,))
     (b / "checkpoints/step_00000040").mkdir()

@@ -70,13 +70,6 @@ def test_runs_without_comparable_results_are_one_line_and_exit_code_2(make_run, 
     assert expected in error
 
 
-def test_a_tolerance_without_effect_is_refused(make_run, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([make_run("a", 0.5, seed=1), "--loss_tolerance", "1e-3"])
-    assert ended.value.code == 2
-    assert "--loss_tolerance has no effect" in capsys.readouterr().err
-
-
 def test_a_folder_that_is_no_run_is_named(tmp_path, capsys):
     code, _, error = printed(capsys, str(tmp_path))
     assert (code, error) == (2, f"error: {tmp_path}: the folder has no config.yaml; give the --output_dir of a run\n")

@@ -48,12 +48,6 @@ def chosen_by_hash(count: int, most: int, *words: int) -> Ints:
     return np.concatenate([start + np.flatnonzero(hashes <= limit) for start, hashes in _blocks(count, *words)])
 
 
-def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """The rows sorted by class, shuffled by `seed` in each class: every fifth of them is a fifth of each class."""
-    order = np.argsort(hash64(seed, np.arange(len(targets), dtype=np.uint64)), kind="stable")
-    return order[np.argsort(targets[order], kind="stable")]
-
-
 def share_of_each(
     targets: NDArray, percentage: int, seed: int, held_out: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
@@ -62,8 +56,9 @@ def share_of_each(
     At least one row of each label stays in training. With several labels per row (targets [N, labels] of 0 and 1), the
     share is that of each combination of labels.
 
-    The rows are those of `by_class` at which the rounded share grows. They are sorted in parts, one range of hashes
-    after the other. The memory grows with N only by `held_out`, which may be a memory map; its values are replaced.
+    With the rows sorted by label, and in each label by hash, these are the rows at which the rounded share grows. They
+    are sorted in parts, one range of hashes after the other. The memory grows with N only by `held_out`, which may be a
+    memory map; its values are replaced.
     """
     held_out = np.zeros(len(targets), bool) if held_out is None else held_out
     if not (count := len(targets)):

@@ -29,7 +29,7 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "extra", "kills", "walks"}
-OTHER_FLAGS |= {"loss_tolerance", "weight_tolerance", "table", "timeout"}
+OTHER_FLAGS |= {"table", "timeout"}
 OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
 # Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.datasets import splits
-from shared.datasets.splits import by_class, chosen_by_hash, share_of_each
+from shared.datasets.splits import chosen_by_hash, share_of_each
 from shared.errors import UserError
 from shared.plan import batches
 from shared.plan.batches import Plan
@@ -113,13 +113,16 @@ def test_rows_are_chosen_by_hash_block_by_block(count, most, seed):
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.booleans(), st.integers(1, 99), st.integers(0, 5))
 def test_a_share_of_each_label_is_chosen_part_by_part(data, several, percentage, seed):
-    """Sorted at once: the places in the order of `by_class` at which the rounded share grows."""
+    """Sorted at once: the places at which the rounded share grows."""
     count = data.draw(st.integers(1, 80))
     labels = st.lists(st.integers(0, 1), min_size=3, max_size=3) if several else st.integers(0, 4)
     targets = np.array(data.draw(st.lists(labels, min_size=count, max_size=count)))
     groups = targets @ [4, 2, 1] if several else targets  # the order of the combinations is that of their bits
     places, expected = np.arange(count), np.zeros(count, bool)
-    expected[by_class(groups, seed)] = (places + 1) * percentage // 100 > places * percentage // 100
+    order = np.argsort(hash64(seed, np.arange(count, dtype=np.uint64)), kind="stable")
+    expected[order[np.argsort(groups[order], kind="stable")]] = (
+        places + 1
+    ) * percentage // 100 > places * percentage // 100
     has = targets.astype(bool) if several else targets[:, None] == np.arange(5)
     for label in range(has.shape[1]):
         rows = np.flatnonzero(has[:, label])

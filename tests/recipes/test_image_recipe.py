@@ -216,7 +216,7 @@ def test_a_run_resumes_with_or_without_a_cache_and_only_with_the_same_images(tra
         train(tmp_path / "run", *flags, "--max_train_steps", steps, "--cache", cache)
         assert f"{'resumed from' if steps > 1 else 'from the start'}" in capsys.readouterr().out
     write({"bright": 240})
-    with pytest.raises(UserError, match=r"since this run began \(.*\b[1-9] images of class bright instead of 0"):
+    with pytest.raises(UserError, match="the data have changed since this run began"):
         train(tmp_path / "run", *flags, "--max_train_steps", 4)
     shutil.rmtree(tmp_path / "images/bright")
     write({"dark": 30})

@@ -1,8 +1,8 @@
 """What a launch must not be, as tables: the variables that a launcher sets, and what a launch must not combine.
 
 `accelerate launch` turns most keys of its YAML into variables that Accelerate reads later. Some of them change the
-training in ways that the training loop cannot see, and some have no effect on this launch. A recipe refuses both, and
-any launch that would silently train something else, or wait for ever.
+training in ways that the training loop cannot see. A recipe refuses these, and any launch that would silently train
+something else, or wait for ever.
 """
 
 from collections.abc import Mapping
@@ -27,27 +27,15 @@ class Refused:
 
 
 _ENGINE = "recipes support only DDP and FSDP2: use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
-_NOT_COMPILED = "it has no effect without a dynamo_backend, which recipes refuse: remove it and use --torch_compile"
 _COMPILED = "Accelerate would compile the model and save its weights under names that from_pretrained cannot load"
-_TPU = "it is for TPUs only: remove it and use --mixed_precision"
-
 REFUSED = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Refused(
         "gradient_accumulation_steps",
         "Accelerate would divide the loss once more: remove it and use --gradient_accumulation_steps",
         ("1",),
     ),
-    "ACCELERATE_GRADIENT_CLIPPING": Refused(
-        "gradient_clipping", "it is for DeepSpeed only: remove it and use --max_grad_norm", ("none",)
-    ),
     "ACCELERATE_DYNAMO_BACKEND": Refused(
         "dynamo_config: dynamo_backend", f"{_COMPILED}: remove it and use --torch_compile", ("no",)
-    ),
-    "ACCELERATE_DYNAMO_MODE": Refused("dynamo_config: dynamo_mode", _NOT_COMPILED, ("default",)),
-    "ACCELERATE_DYNAMO_USE_FULLGRAPH": Refused("dynamo_config: dynamo_use_fullgraph", _NOT_COMPILED),
-    "ACCELERATE_DYNAMO_USE_DYNAMIC": Refused("dynamo_config: dynamo_use_dynamic", _NOT_COMPILED),
-    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": Refused(
-        "dynamo_config: dynamo_use_regional_compilation", _NOT_COMPILED
     ),
     "ACCELERATE_USE_DEEPSPEED": Refused("distributed_type: DEEPSPEED", _ENGINE),
     "ACCELERATE_USE_MEGATRON_LM": Refused("distributed_type: MEGATRON_LM", _ENGINE),
@@ -59,18 +47,7 @@ REFUSED = {
     "ACCELERATE_TORCH_DEVICE": Refused(
         "", "all processes would use the same device: unset it and use CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU", ()
     ),
-    "ACCELERATE_DOWNCAST_BF16": Refused("downcast_bf16", _TPU),
-    "ACCELERATE_IN_TPU_POD": Refused("tpu_use_cluster", _TPU),
 }
-
-NEEDS = {
-    "FSDP_": ("ACCELERATE_USE_FSDP", "distributed_type: FSDP"),
-    "PARALLELISM_CONFIG_": ("ACCELERATE_USE_PARALLELISM_CONFIG", "parallelism_config"),
-    "MEGATRON_LM_": ("ACCELERATE_USE_MEGATRON_LM", "distributed_type: MEGATRON_LM"),
-    "ACCELERATE_DEEPSPEED_": ("ACCELERATE_USE_DEEPSPEED", "distributed_type: DEEPSPEED"),
-    "ACCELERATE_SAGEMAKER_": ("ACCELERATE_USE_SAGEMAKER", "compute_environment: AMAZON_SAGEMAKER"),
-}
-"""{start of a variable's name: (the variable without which it has no effect, that variable's key in the YAML)}."""
 
 ALLOWED = {
     "ACCELERATE_MIXED_PRECISION": PRECISIONS,  # Accelerate reads FP16 in capitals as full precision
@@ -85,18 +62,17 @@ ALLOWED = {
 
 
 def refuse_variables(environment: Mapping[str, str]) -> None:
-    """Refuse variables that would change the training in ways that the loop cannot see, or that have no effect.
+    """Refuse variables that would change the training in ways that the loop cannot see.
 
     Raises:
         UserError: names the variable, its value, the key in the launcher's YAML, and the fix.
     """
-    if problem := first_not_allowed(ALLOWED, environment) or first_refused(REFUSED, environment):
+    if problem := first_not_allowed(ALLOWED, environment):
         raise UserError(problem)
-    for start, (other, key) in NEEDS.items():
-        if not is_true(environment, other):
-            for name in sorted(environment):
-                if name.startswith(start):
-                    raise UserError(f"{name} is {environment[name]}, which has no effect without {key}: remove it")
+    for name, refused in REFUSED.items():
+        if name in environment and environment[name].lower() not in refused.harmless:
+            where = f" ({refused.key} in the launcher's YAML)" if refused.key else ""
+            raise UserError(f"{name} is {environment[name]}{where}: {refused.why}")
 
 
 def first_not_allowed(table: Mapping[str, tuple[str, ...]], environment: Mapping[str, str]) -> str:
@@ -105,15 +81,6 @@ def first_not_allowed(table: Mapping[str, tuple[str, ...]], environment: Mapping
         value = environment.get(name, allowed[0])
         if value not in allowed and not (allowed != PRECISIONS and value.lower() in allowed):
             return f"{name} is {value!r}: expected one of {', '.join(allowed)}"
-    return ""
-
-
-def first_refused(table: Mapping[str, Refused], environment: Mapping[str, str]) -> str:
-    """What is wrong with the first variable that a table refuses; "" if nothing is."""
-    for name, refused in table.items():
-        if name in environment and environment[name].lower() not in refused.harmless:
-            where = f" ({refused.key} in the launcher's YAML)" if refused.key else ""
-            return f"{name} is {environment[name]}{where}: {refused.why}"
     return ""
 
 

@@ -50,7 +50,6 @@ def gpus(monkeypatch, count):
 
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-OFFLOADED = {"FSDP_OFFLOAD_PARAMS": "true", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}
 ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
@@ -64,7 +63,6 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
         (0, FSDP, {}, "FSDP needs a GPU, .*multi_cpu.yaml, or set ACCELERATE_USE_CPU=true"),
         (0, FSDP | {"ACCELERATE_USE_CPU": "true"}, {}, "FSDP on a CPU with one process .*cpu.yaml"),
-        (0, FSDP | ALONE_OF_TWO | OFFLOADED, {}, "FSDP_OFFLOAD_PARAMS is true .*no effect on a CPU.*: remove it"),
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
         (1, FSDP | {"FSDP_OFFLOAD_PARAMS": "1"}, {}, "FSDP_OFFLOAD_PARAMS is '1': expected one of true, false"),

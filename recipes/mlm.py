@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from shared.config.fields import Meaning
 from shared.config.options import Limits, ScheduleType, Share
-from shared.encoders.chunked_loss import NOT_UNDER_FP16, use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device, new_encoder
@@ -68,8 +67,6 @@ class Config(TextOptions):
     """Fraction of the masked tokens that is replaced by a random token; the rest is not changed."""
     whole_word_masking: bool = False
     """Mask whole words. The last one in a document may be masked in part, to keep the exact number of tokens."""
-    chunked_loss: bool = False
-    """Compute logits and loss for a chunk of tokens at a time: saves memory with a large vocabulary, other rounding."""
     global_batch_size: int | None = 64
     """Documents, or pieces of long ones, per optimizer step, over all processes and micro-batches."""
     num_train_epochs: int = 1
@@ -84,7 +81,6 @@ class Config(TextOptions):
     """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
-    RULES: ClassVar = (*TextOptions.RULES, NOT_UNDER_FP16)
     NEEDS: ClassVar = (*TextOptions.NEEDS, ("cache_gb", "prepared_data"))
     EXCLUDES: ClassVar = (*TextOptions.EXCLUDES, *(("prepared_data", name) for name in ("train_file", "dataset_name")))
 
@@ -106,8 +102,6 @@ def main(config: Config) -> dict[str, float]:
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of its global batch."""
-            if config.chunked_loss:
-                return model(**batch).total / micro_batch.normalizer
             targets = batch.pop("labels")
             logits = model(**batch).logits  # of the masked tokens only: see `predict_only_masked`
             losses = F.cross_entropy(logits, targets, reduction="none")
@@ -143,12 +137,9 @@ def evaluate(
 
     def predict(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The number of correct predictions and the sum of the losses of each piece."""
-        if config.chunked_loss:
-            _, losses, hits = model(**batch)
-        else:
-            targets = batch.pop("labels")
-            logits = model(**batch).logits
-            losses, hits = F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets
+        targets = batch.pop("labels")
+        logits = model(**batch).logits
+        losses, hits = F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets
         counts = torch.from_numpy(data.masked[micro_batch.samples]).to(accelerator.device)  # of each piece
         return tuple(torch.segment_reduce(each.float(), "sum", lengths=counts) for each in (hits, losses))
 
@@ -184,8 +175,6 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
     predict_only_masked(model)
-    if config.chunked_loss:
-        use_chunked_loss(model)
     if config.gradient_checkpointing:
         checkpoint_activations(model)
     return model

@@ -27,7 +27,7 @@ LONG = (
     *("launch/test_preflight.py", "benchmarks/test_scaling.py", "models/test_model_families.py"),
     *("launch/test_accelerate_configs.py", "models/test_image_models.py", "recipes/test_image_recipe.py"),
     *("models/test_compiling.py", "metrics/test_foreign.py", "launch/test_kubernetes.py"),
-    *("benchmarks/test_gpu_benchmarks.py", "extras/test_largest_micro_batch.py", "recipes/test_existing_runs.py"),
+    *("benchmarks/test_gpu_benchmarks.py", "recipes/test_existing_runs.py"),
     "export/test_export.py",
 )
 

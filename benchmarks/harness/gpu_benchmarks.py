@@ -147,7 +147,6 @@ VARIANTS = {
     "bert_base_profiled": variant("bert_base", "nothing changed"),
     "bert_base_bf16_activations": variant("bert_base", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "modernbert_base_bf16_activations": variant("modernbert_base", "--activation_dtype bf16", **BF16_ACTIVATIONS),
-    "modernbert_base_chunked_loss": variant("modernbert_base", "--chunked_loss", chunked_loss=True),
     "vit_bf16_activations": variant("vit", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "bert_base_not_compiled": variant("bert_base", "layers not compiled", torch_compile=False),
     "bert_base_fixed_sizes": variant("bert_base", "compiled with fixed sizes", "fixed_sizes"),

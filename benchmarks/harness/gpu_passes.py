@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.harness.gpu_benchmarks import TINY
-from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing, use_packed_attention
 from shared.models.layers import repeated_layers
@@ -41,8 +40,6 @@ class Pass:
     """Weights and hidden states in bf16; otherwise float32 under autocast."""
     bf16_activations: bool = False
     """--activation_dtype bf16: weights in float32, hidden states in bf16, no autocast."""
-    chunked: bool = False
-    """--chunked_loss."""
     packed: bool = True
     """Documents end to end, with attention by their ends; otherwise one per row, which no document fills short."""
     cudnn: bool = False
@@ -60,7 +57,6 @@ PASSES = (
     Pass("rows, attention of cuDNN, fixed sizes", packed=False, cudnn=True, dynamic=False),
     Pass("activations in bf16 (--activation_dtype bf16)", bf16_activations=True),
     Pass("activations in bf16, fixed sizes", bf16_activations=True, dynamic=False),
-    Pass("loss in chunks (--chunked_loss)", chunked=True),
     Pass("all in bf16", all_bf16=True),
     Pass("all in bf16, fixed sizes", all_bf16=True, dynamic=False),
     Pass("all in bf16, rows, attention of cuDNN, fixed sizes", True, packed=False, cudnn=True, dynamic=False),
@@ -68,7 +64,7 @@ PASSES = (
     Pass("all in bf16, whole model compiled, fixed sizes", True, compiled="whole", dynamic=False),
 )
 # What a machine without a GPU computes, not compiled.
-TOY = [each for each in PASSES if each.compiled == "nothing" or each.bf16_activations or each.chunked]
+TOY = [each for each in PASSES if each.compiled == "nothing" or each.bf16_activations]
 
 
 def run(folder: Path, toy: bool) -> None:
@@ -99,8 +95,6 @@ def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, floa
     torch.manual_seed(0)
     model = BertForMaskedLM(BertConfig(**sizes, **without_dropout))
     predict_only_masked(model)
-    if how.chunked:
-        use_chunked_loss(model)
     model.to(device, torch.bfloat16 if how.all_bf16 else torch.float32).train()
     if how.packed:
         use_packed_attention(model, device, "bf16")

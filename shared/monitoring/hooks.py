@@ -22,10 +22,6 @@ class Hook:
     note: str = ""
     """A paragraph for the model card."""
 
-    def settings(self, config: Any, stored: Mapping[str, Any] | None) -> Any:
-        """The settings, with those that the hook decides; `stored` are those of the run that is resumed."""
-        return config
-
     def opened(self, run: Any) -> None:
         """The processes are connected. Refuse here what could only fail later."""
 

@@ -11,7 +11,6 @@ from shared.extras.curves import Curves
 from shared.extras.flops import Mfu
 from shared.extras.gradient_compression import GradientCompression
 from shared.extras.hub import Upload
-from shared.extras.largest_micro_batch import LargestMicroBatch
 from shared.extras.profiling import Profiler
 from shared.extras.time_report import TimeReport
 from shared.extras.trackers import Trackers
@@ -28,8 +27,6 @@ TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 class ExtraOptions(Options):
     """Settings of what a run can do besides training."""
 
-    auto_micro_batch: Annotated[bool, Meaning.NOT_IN_RESULT] = False
-    """Before training, find the largest micro-batch that fits in GPU memory; a resumed run uses the same size."""
     gradient_compression: Literal["none", "bf16", "fp16"] = "none"
     """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
     report_to: Annotated[tuple[TrackerName, ...], Meaning.NOT_IN_RESULT] = ("none",)
@@ -49,15 +46,6 @@ class ExtraOptions(Options):
     RULES: ClassVar[tuple[Rule, ...]] = (
         *RULES_OF_FSDP,  # instead of the rule of `Options`, which refuses FSDP
         Rule(
-            lambda it: it.config.auto_micro_batch and it.on_cpu,
-            "--auto_micro_batch needs GPUs and DDP (a CPU has no fixed memory limit): set the budget yourself",
-        ),
-        Rule(
-            lambda it: it.config.auto_micro_batch and it.sharded,
-            "--auto_micro_batch needs GPUs and DDP (under FSDP a trial on one process blocks the others): set the "
-            "budget yourself",
-        ),
-        Rule(
             lambda it: it.sharded and it.config.gradient_compression != "none" and it.config.gradient_compression,
             "--gradient_compression {found} has no effect under FSDP, which sends gradients in float32: leave it out, "
             "or use DDP",
@@ -70,7 +58,6 @@ class ExtraOptions(Options):
         return [
             *super().hooks(),
             Sharding(),
-            LargestMicroBatch(),
             GradientCompression(),
             Mfu(),
             Costs(),

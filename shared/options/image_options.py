@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
-from shared.config.options import Rule
 from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
 from shared.options.data_options import ModelOptions
@@ -64,14 +63,6 @@ class ImageOptions(ModelOptions):
         ("validation_dir", "train_dir"),
         ("from_scratch", "model_name_or_path"),
         ("freeze_backbone", "model_name_or_path"),
-    )
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *ModelOptions.RULES,
-        Rule(
-            lambda it: it.config.auto_micro_batch and it.config.sync_batchnorm,
-            "--auto_micro_batch does not work with --sync_batchnorm (a trial on one process blocks the others): leave "
-            "one of them out",
-        ),
     )
 
     def hooks(self) -> list[Hook]:

@@ -120,8 +120,6 @@ class Mirror(Hook):
                 continue
             stored, data = state["config"], state["data"]
             config = resolve(config, self.run.accelerator, stored)
-            for hook in self.run.hooks:
-                config = hook.settings(config, stored)
             elsewhere = moved(stored, config, data is not None, state["model"], config.model_digest())
             changed = options.differences(stored, config)
             if changed := {name: changed[name] for name in changed.keys() - elsewhere.keys()}:

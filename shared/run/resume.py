@@ -69,8 +69,6 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         accelerator.print(f"{output_dir} holds a run without a checkpoint{shown(changed)}: the new run replaces it")
         stored = None
     config = resolve(config, accelerator, stored)
-    for hook in hooks:
-        config = hook.settings(config, stored)
     if stored:
         elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), digest)
         other_end = fields_with(type(config), Meaning.DECAY_OR_END) if start else ()

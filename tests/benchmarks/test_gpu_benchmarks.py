@@ -104,7 +104,7 @@ def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reac
     assert f"| {ratio:.2f} | 2 " in line
     of_techniques = gpu.technique_tables(entries(measured))
     assert "logits of all tokens | `bert_base` |" in of_techniques
-    assert "--chunked_loss, `modernbert_base`: no memory;" in of_techniques
+    assert "--activation_dtype bf16, `modernbert_base`: no memory;" in of_techniques
     assert "A save of" in found
     assert "- 2026-01-02: `python benchmarks/gpu.py text`" in found
 

@@ -115,7 +115,7 @@ def test_peft_loads_the_adapter_with_its_head_and_gives_the_logits_of_the_merged
 @pytest.mark.parametrize(
     ("recipe", "more"),
     [
-        ("mlm", ["--chunked_loss", "--lora_targets", "query", "value"]),
+        ("mlm", ["--lora_targets", "query", "value"]),
         ("token_classification", ["--no_packing"]),
         ("embeddings", []),
     ],

@@ -288,17 +288,3 @@ def test_with_deterministic_a_killed_and_resumed_run_is_bit_identical(texts, tmp
     runs.run_many(1, {"killed": flags}, tmp_path, file)
     assert "resumed from" in (tmp_path / "output-1.txt").read_text()
     assert torch.equal(runs.weights(output), runs.weights(whole))
-
-
-def test_auto_micro_batch_finds_a_size_that_fits_and_trains_with_it(train):
-    """CUDA's allocator has a limit, which one pass over the whole batch would far exceed."""
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(3 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
-    sizes = ["--hidden_sizes", 64, 128, "--embedding_size", 64, "--image_size", 128, "--global_batch_size", 1024]
-    budget = ["--per_device_train_batch_size", 1024, "--auto_micro_batch"]
-    try:
-        short = ["--max_train_steps", 3, "--eval_steps", 3]
-        output = train("found", *sizes, *budget, *short, recipe="image_classification")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert 1 <= options.load(output / "config.yaml")["per_device_train_batch_size"] < 1024

@@ -82,7 +82,7 @@ VALUES = {  # flags of each option that is neither a switch nor a choice
     "stochastic_depth": ["--stochastic_depth 0.3"],
 }
 # Switches that need a GPU or the network, or compile for minutes; and those that the flags of others contain.
-NOT_HERE = {"auto_micro_batch", "torch_compile", "push_to_hub", "sync_batchnorm", "cudnn_benchmark"}
+NOT_HERE = {"torch_compile", "push_to_hub", "sync_batchnorm", "cudnn_benchmark"}
 NOT_HERE |= {"dry_run", "report_to", "load_best_model_at_end", "greater_is_better", "problem_type"}
 SIZES = [*runs.TINY[:10], "--max_tokens_per_micro_batch", "200", "--global_batch_size", "12"]
 IMAGES = [*runs.TINY_IMAGES[:9], "--per_device_train_batch_size", "12"]

@@ -8,7 +8,7 @@ CASES = [
     ("nlp", ["--no_packing"]),
     ("mlm", ["--model_type", "bert", "--whole_word_masking"]),
     ("mlm", ["--model_type", "roberta", "--whole_word_masking"]),
-    ("mlm", ["--activation_dtype", "bf16", "--mixed_precision", "no", "--chunked_loss"]),
+    ("mlm", ["--activation_dtype", "bf16", "--mixed_precision", "no"]),
     ("token_classification", ["--no_packing"]),
     ("embeddings", ["--symmetric", "--matryoshka_dims", 32, 8, "--kept_micro_batches", 2]),
     ("embeddings", ["--static"]),

@@ -292,10 +292,12 @@ def base_learning_rate(config: Options) -> float:
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:
     """The changes that prevent `config` from resuming a run with settings `stored` (from `load`): {field: (old, new)}.
 
-    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default.
+    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default. A switch
+    that the code no longer has changes nothing if it was off.
     """
     new = plain(config)
-    old = dict(stored) | plain(type(config)(**{name: stored[name] for name in stored if name in new}))
+    kept = {name: value for name, value in stored.items() if name in new or value is not False}
+    old = kept | plain(type(config)(**{name: stored[name] for name in stored if name in new}))
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)

@@ -123,6 +123,7 @@ def test_a_field_missing_in_a_stored_run_has_its_default_and_an_unknown_one_is_a
     assert differences(old, Config()) == {}
     assert differences(old, Config(max_length=64)) == {"max_length": (128, 64)}
     assert differences({**stored(Config()), "image_size": 8}, Config()) == {"image_size": (8, None)}
+    assert differences({**stored(Config()), "a_switch_that_is_gone": False}, Config()) == {}
 
 
 def test_a_saved_config_says_which_settings_do_not_affect_the_result(tmp_path: Path) -> None:

@@ -292,8 +292,8 @@ def base_learning_rate(config: Options) -> float:
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:
     """The changes that prevent `config` from resuming a run with settings `stored` (from `load`): {field: (old, new)}.
 
-    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default. A switch
-    that the code no longer has changes nothing if it was off.
+    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default. A
+    switch that the code no longer has changes nothing if it was off.
     """
     new = plain(config)
     kept = {name: value for name, value in stored.items() if name in new or value is not False}

@@ -7,7 +7,6 @@ import shutil
 import socket
 import sys
 import threading
-from importlib import metadata
 
 import pytest
 import runs
@@ -120,23 +119,6 @@ def test_the_time_limit_ends_a_call_that_hangs(tmp_path):
 # What must be the same on all machines
 
 
-def test_library_versions_that_would_give_different_embedded_data_are_refused(monkeypatch):
-    nlp, images = runs.load_recipe("nlp").Config, runs.load_recipe("image_classification").Config
-
-    def of(host, rank, config, sklearn):
-        monkeypatch.setattr(metadata, "version", lambda name: sklearn if name == "scikit-learn" else "1")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        return preflight.own_facts(runs.ROOT / "recipes/nlp.py", config) | {"host": host, "rank": rank}
-
-    for config, why in ((nlp(), "sklearn, whose sources are data,"), (images(), "scikit-learn, whose digits")):
-        facts = [of("a", 0, config, "1.9"), of("b", 1, config, "1.8")]
-        with pytest.raises(UserError, match=rf"{why}.* is 1.9 on a \(rank 0\), 1.8 on b \(rank 1\)"):
-            agreement.refuse_differences(facts)
-    mlm = runs.load_recipe("mlm").Config
-    for own in (nlp(train_file="no.csv"), mlm(prepared_data="s3://here")):  # do not depend on the version
-        agreement.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
-
-
 def in_a_launch(accelerator, folder):
     """The message of each case in which two processes differ in settings, code or versions; None if there is none."""
     rank, errors = accelerator.process_index, {}
@@ -187,19 +169,6 @@ def test_the_compared_code_is_shared_and_the_recipe_unless_it_is_a_cell_of_a_not
     assert agreement.code_digests(cell()) == agreement.code_digests(Options())
 
 
-def test_a_digest_depends_on_start_end_and_size_of_a_file_and_on_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "COMPARED", 8)
-    file = tmp_path / "data"
-    seen = set()
-    for content in (b"0" * 12, b"1" + b"0" * 11, b"0" * 11 + b"1", b"0" * 13, b"0" * 20, b"0" * 19 + b"1"):
-        file.write_bytes(content)
-        seen.add(preflight.digest(file))
-    assert len(seen) == 6
-    before = preflight.digest(tmp_path)
-    file.write_bytes(b"0" * 21)
-    assert preflight.digest(tmp_path) != before
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [(["--timeout", "soon"], "--timeout: give the seconds"), (["no.py"], "no.py is not a file: python -m shared.pre")],
@@ -237,9 +206,9 @@ def test_processes_that_connect_print_their_setup_and_the_speed_of_communication
         r"processes +2, DDP over gloo",
         r"machines +1: \S+ \(ranks 0-1\)",
         r"precision +fp32",
-        r"batch +global batch 12 = 2 processes x micro-batches of <= 1,024 tokens",
+        r"batch +global batch 12 = 2 processes x 1 micro-batch of ",
         r"tracker +none",
-        rf"output +{tmp_path}/run, seen by all processes",
+        rf"output +{tmp_path}/run, from the start",
         r"all-reduce +\d+ MiB in [\d.]+ ms, [\d.e-]+ GB/s in and out of each process",
         r"ready: 2 processes",
     ):
@@ -247,7 +216,7 @@ def test_processes_that_connect_print_their_setup_and_the_speed_of_communication
     assert not (tmp_path / "run").exists()
 
 
-def test_differing_code_versions_data_and_flags_are_named_on_every_machine(texts, tmp_path, tmp_path_factory):
+def test_differing_code_versions_and_flags_are_named_on_every_machine(texts, tmp_path, tmp_path_factory):
     recipe = shutil.copy(runs.ROOT / "recipes/nlp.py", tmp_path_factory.mktemp("alone"))  # without a shared/ beside it
     shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "shared/run/launch_card.py").open("a") as module:
@@ -271,7 +240,6 @@ def test_differing_code_versions_data_and_flags_are_named_on_every_machine(texts
             r"accelerate is 1\.\S+ on \S+ \(rank 0\), 0\.0\.1 on",
             r"code shared/new\.py differs",
             r"code shared/run/launch_card\.py differs",
-            r"data of train\.csv differs",
         ):
             assert re.search(part, one), one
 
@@ -300,16 +268,3 @@ def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout(tmp_path):
     codes, said = runs.run_forked(1, "shared/preflight/__main__.py", ["--timeout", 2], tmp_path, **alone)
     assert codes == [2]
     assert "rank 1 did not connect" in said
-
-
-def test_data_that_do_not_exist_are_refused(tmp_path):
-    for flag, recipe in (("train_file", "nlp"), ("validation_file", "nlp"), ("train_dir", "image_classification")):
-        config = runs.load_recipe(recipe).Config(**{"train_file": None, flag: f"{tmp_path}/none"})
-        assert str(preflight.missing(config)).startswith(f"--{flag} {tmp_path}/none: no such file or folder on ")
-    (tmp_path / "a.csv").touch()
-    for flags in (
-        {"train_file": f"{tmp_path}/*.csv", "model_name_or_path": "google-bert/bert-base-cased"},
-        {"dataset_name": "nyu-mll/glue", "model_name_or_path": str(tmp_path)},
-    ):
-        assert preflight.missing(runs.load_recipe("nlp").Config(**flags)) is None
-    assert preflight.missing(runs.load_recipe("mlm").Config(prepared_data="s3://bucket/folder")) is None

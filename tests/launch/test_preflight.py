@@ -245,6 +245,20 @@ def test_differing_code_versions_and_flags_are_named_on_every_machine(texts, tmp
 
 
 @pytest.mark.clusters
+def test_machines_with_other_data_are_refused(tmp_path):
+    for folder, labels in (("here", "ab"), ("there", "ba")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.csv").write_text("text,label\n" + "one,{}\ntwo,{}\n".format(*labels) * 20)
+    flags = [*runs.TINY, "--train_file", "train.csv", "--output_dir", tmp_path / "run"]
+    command = [sys.executable, "-m", "shared.preflight", runs.ROOT / "recipes/nlp.py", *flags]
+    folders = [{"folder": tmp_path / name, "PYTHONPATH": str(runs.ROOT)} for name in ("here", "there")]
+    said, codes = shells(command, folders)
+    assert codes == [2, 2], said
+    host = socket.gethostname()
+    assert f"error: rank 1 on {host} has other data than rank 0 on {host}: copy the files" in said[0]
+
+
+@pytest.mark.clusters
 def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()

@@ -225,27 +225,19 @@ class Plan:
         shares = _shares(*self._cut(step), self.num_processes, self.equal_counts, fewest=1)
         return [_last_marked(mine) for mine in shares]
 
-    def steps_cut_otherwise(
-        self, start: int, num_processes: int, first_processes: int | None = None
-    ) -> tuple[int, int]:
-        """Compare the cuts of the steps from `start` on, or of evenly spaced ones, with those on other processes.
+    def cut_otherwise(self, start: int, num_processes: int, first_processes: int | None = None) -> bool:
+        """Whether steps from `start` on have another cut on `num_processes`, of a run that began on `first_processes`.
 
-        Args:
-            start: the first step.
-            num_processes: the other number of processes.
-            first_processes: the number with which that run began; None: as this one.
-
-        Returns:
-            (number of steps with another cut, number of steps compared).
+        Of many steps, evenly spaced ones are compared. None: the run began as this one.
         """
         first_processes = first_processes or self.first_processes
         steps = range(start, self.total_steps)
         fewest, fewest_here = max(num_processes, first_processes), max(self.num_processes, self.first_processes)
         if not steps or (fewest == fewest_here and not self.equal_counts):
-            return 0, len(steps)
+            return False
         most = max(2, COMPARED // self.global_batch_size)
-        compared = sorted({steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)})
-        return sum(self.cut_differs(step, num_processes, first_processes) for step in compared), len(compared)
+        compared = {steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)}
+        return any(self.cut_differs(step, num_processes, first_processes) for step in compared)
 
     def cut_differs(self, step: int, num_processes: int = 1, first_processes: int = 1) -> bool:
         """Whether a step has another cut here than on another number of processes.

@@ -27,7 +27,7 @@ from shared.errors import Preempted, UserError, about, listed
 from shared.processes import ending
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
-KINDS = ("setting", "version", "code", "data")
+KINDS = ("setting", "version", "code")
 PRINT_AFTER = 30.0  # seconds of waiting after which a process prints what it waits for
 _rounds, _names = itertools.count(), itertools.count()
 
@@ -178,7 +178,7 @@ def own_facts(config: options.Options, device: str) -> dict[str, Any]:
             settings[f"--{name} on {ending.identity()['host']}"] = settings.pop(f"--{name}")
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
-    return {"setting": launched | settings, "version": versions(), "code": code_digests(config), "data": {}}
+    return {"setting": launched | settings, "version": versions(), "code": code_digests(config)}
 
 
 def versions() -> dict[str, str]:
@@ -203,30 +203,21 @@ def code_digests(config: options.Options) -> dict[str, str]:
 
 
 def refuse_differences(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UserError if the facts of the processes differ; it names what differs, its values, and their ranks.
+    """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each.
 
     A setting that only some processes have, such as the output folder of one machine, is compared among those.
     """
     found = []
     for kind in KINDS:
         for name in sorted({name for fact in facts for name in fact[kind]}):
-            ranks: dict[str, list[int]] = {}
+            places: dict[str, str] = {}
             for fact in facts:
                 if name in fact[kind] or kind != "setting":
-                    ranks.setdefault(fact[kind].get(name, "absent"), []).append(fact["rank"])
-            if len(ranks) > 1 and kind in ("code", "data"):
-                found.append(f"{kind} {name} differs between {' and '.join(hosts(facts, r) for r in ranks.values())}")
-            elif len(ranks) > 1:
-                found.append(f"{name} is {', '.join(f'{value} on {hosts(facts, r)}' for value, r in ranks.items())}")
+                    places.setdefault(fact[kind].get(name, "absent"), f"{fact['host']} (rank {fact['rank']})")
+            if len(places) > 1 and kind == "code":
+                found.append(f"code {name} differs between {' and '.join(places.values())}")
+            elif len(places) > 1:
+                found.append(f"{name} is {', '.join(f'{value} on {place}' for value, place in places.items())}")
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise UserError("; ".join(found[:5]) + more + ": make it the same on all processes")
-
-
-def hosts(facts: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
-    """The hosts of these ranks, as `host (rank 0, 1)`; only the first two hosts are named."""
-    ranks_of: dict[str, list[int]] = {}
-    for fact in facts:
-        if fact["rank"] in ranks:
-            ranks_of.setdefault(fact["host"], []).append(fact["rank"])
-    return listed([f"{host} (rank {listed(there, 8)})" for host, there in ranks_of.items()], 2)

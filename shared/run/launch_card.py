@@ -53,37 +53,26 @@ def notes_on_processes(config: Options, plan: Plan, progress: Progress, checkpoi
     """The rows on what depends on the number of processes in the remaining steps; none if nothing does."""
     start, notes = progress.step, {}
     affected = "dropout, batch norm and mixup"
-    if which := share_of_steps(*plan.steps_cut_otherwise(start, 1, 1), plan.total_steps - start):
-        now, first = plan.num_processes, plan.first_processes
+    before, now, first = progress.world_size, plan.num_processes, plan.first_processes
+    if plan.cut_otherwise(start, 1, 1):
         why = "so that every process has work" if now >= first else f"as on the {first} processes of the first launch"
         notes["note"] = (
-            f"{which} more micro-batches than the config requires, {why}: {affected} depend on the number of processes "
-            "there"
+            f"some steps have more micro-batches than the config requires, {why}: {affected} depend on the number of "
+            "processes there"
         )
         if not plan.equal_counts:
             most = max(now, first)
             notes["note"] += f" (--micro_batches_per_step {most} fixes the number for up to {most} processes)"
-    before, now = progress.world_size, plan.num_processes
     if checkpoint and before not in (None, now):
-        differing, compared = plan.steps_cut_otherwise(start, before)
-        which = share_of_steps(differing, compared, plan.total_steps - start)
+        effect = "equal up to rounding"
         if plan.depends_on_processes:
             effect = f"another run, because {plan.depends_on_processes}"
-        elif which:
-            effect = f"{which} other micro-batches; equal up to rounding without {affected}, with them another run"
-        else:
-            seen = "" if compared == plan.total_steps - start else f" (in {compared:,} steps looked at)"
-            effect = f"equal up to rounding{seen}"
+        elif plan.cut_otherwise(start, before):
+            effect = (
+                f"some steps have other micro-batches; equal up to rounding without {affected}, with them another run"
+            )
         notes["resumed on"] = f"{count_of(now, 'process', 'processes')}, saved on {before}: {effect}"
     return notes
-
-
-def share_of_steps(differing: int, compared: int, remaining: int) -> str:
-    """The subject of a sentence, from `Plan.steps_cut_otherwise`: "12 of 140 steps have"; "" for none."""
-    if not differing:
-        return ""
-    looked_at = " that were looked at" if compared < remaining else ""
-    return "each step has" if differing == remaining else f"{differing:,} of {compared:,} steps{looked_at} have"
 
 
 def sizes_without_effect(config: Options) -> str:

@@ -92,8 +92,8 @@ def test_a_resume_says_what_is_true_for_the_remaining_steps():
     assert "as on the 2 processes of the first launch" in shrunk["note"]
     grown = notes(two, 1, before=1, first=1)["resumed on"]
     assert grown == (
-        "2 processes, saved on 1: some steps have other micro-batches; equal up to rounding without dropout, batch norm "
-        "and mixup, with them another run"
+        "2 processes, saved on 1: some steps have other micro-batches; equal up to rounding without dropout, batch "
+        "norm and mixup, with them another run"
     )
 
 

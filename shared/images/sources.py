@@ -6,7 +6,6 @@ only on request.
 
 import hashlib
 import json
-import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -167,35 +166,6 @@ def subfolders(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def split_folders(folder: str, flag: str) -> tuple[str, str | None]:
-    """Return the folders of the training and the validation images: (`folder`, None), unless `folder` holds splits.
-
-    A folder is a split if it is named like one and has folders inside: train/cat, train/dog, val/cat, val/dog. One
-    such folder among others is a class.
-
-    Raises:
-        UserError: there are splits but no train split, or splits without class folders.
-    """
-    root = Path(folder)
-    found = subfolders(root) if root.is_dir() else []
-    named = {name.lower(): name for name in found if name.lower() in TRAIN_SPLITS + VALIDATION_SPLITS}
-    nested = {split: name for split, name in named.items() if subfolders(root / name)}
-    if not nested and len(named) == len(found) > 1:
-        raise UserError(
-            f"{flag} {folder}: its folders {' and '.join(found)} are named like splits and have no folders inside, but "
-            f"each class needs one: {folder}/{found[0]}/cat, {folder}/{found[0]}/dog"
-        )
-    if not nested or (len(named) < len(found) and len(nested) == 1):
-        return folder, None
-    train = next((nested[split] for split in TRAIN_SPLITS if split in nested), None)
-    validation = next((nested[split] for split in VALIDATION_SPLITS if split in nested), None)
-    if train is None:
-        raise UserError(f"{flag} {folder} holds the splits {', '.join(nested.values())} and no train: name one train")
-    unused = ", ".join(name for name in found if name not in (train, validation))
-    say(f"{flag} {folder} holds splits: {train} to train on, {validation or 'none'} to validate on; unused: {unused}")
-    return str(root / train), str(root / validation) if validation else None
-
-
 def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) -> Source:
     """The images in the subfolders of `folder`, one class per subfolder; `names` are the classes of the training data.
 
@@ -203,13 +173,19 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
     many.
 
     Raises:
-        UserError: there is no such folder, it has fewer than two classes, a class has no images, or a class is not one
-            of the training data's.
+        UserError: there is no such folder, it has splits instead of classes, or fewer than two classes, a class has no
+            images, or a class is not one of the training data's.
     """
     root, name = Path(folder), f"{flag} {folder}"
     if not root.is_dir():
         raise UserError(f"{name}: no such folder")
     found = subfolders(root)
+    splits = [label for label in found if label.lower() in TRAIN_SPLITS + VALIDATION_SPLITS]
+    if len(splits) > 1 or splits == found != []:
+        raise UserError(
+            f"{name} has splits ({', '.join(splits)}), not classes: give --train_dir and --validation_dir, such as "
+            f"{root / splits[0]}"
+        )
     if names is None and len(found) < 2:
         raise UserError(
             f"{name} has {count_of(len(found), 'subfolder')}, and each class needs one: put the images into two or "
@@ -311,9 +287,9 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
         raise UserError(f"{' and '.join(f'--{flag} {value}' for flag, value in given.items())}: give one of them")
     validation: Source | None = None
     if config.train_dir:
-        train, validation = from_folders(config.train_dir, "--train_dir", config.validation_dir)
-    elif config.dataset_name and is_folder_of_images(config.dataset_name):
-        train, validation = from_folders(config.dataset_name, "--dataset_name", None)
+        train = class_folders(config.train_dir, "--train_dir")
+        if config.validation_dir:
+            validation = class_folders(config.validation_dir, "--validation_dir", train.names)
     elif config.train_file or config.dataset_name:
         train, validation = from_tables(config, problem_type)
     else:
@@ -337,24 +313,6 @@ def limited(sources: tuple[Source, Source], config: Any) -> Iterator[Source]:
     for source, name in zip(sources, ("max_train_samples", "max_eval_samples"), strict=True):
         most = limit(len(source), getattr(config, name), f"--{name}")
         yield source if most is None else source.take(chosen_by_hash(len(source), most, config.seed, SUBSET))
-
-
-def is_folder_of_images(name: str) -> bool:
-    """Whether --dataset_name is a folder of folders with image files, not one that `save_to_disk` wrote."""
-    if any(Path(name, file).exists() for file in ("dataset_dict.json", "dataset_info.json", "state.json")):
-        return False
-    inside = (file for folder in Path(name).glob("*/") for _, _, files in os.walk(folder) for file in files)
-    return any(Path(file).suffix.lower() in EXTENSIONS for file in inside)
-
-
-def from_folders(folder: str, flag: str, validation_dir: str | None) -> tuple[Source, Source | None]:
-    """The training and the validation images of folders; None if there is no validation folder."""
-    given, validating = split_folders(folder, flag)
-    train = class_folders(given, flag)
-    if validation_dir:
-        flag, (given, validating) = "--validation_dir", split_folders(validation_dir, "--validation_dir")
-        validating = validating or given
-    return train, class_folders(validating, flag, train.names) if validating else None
 
 
 def from_tables(config: Any, problem_type: ProblemType) -> tuple[Source, Source | None]:

@@ -157,9 +157,7 @@ def test_splits_are_distinguished_from_classes(tmp_path):
     for split in ("Train", "val"):
         folders(tmp_path / "shapes" / split, ("disc", "square"))
         (tmp_path / "shapes/notes").mkdir(exist_ok=True)
-    with pytest.raises(
-        UserError, match=r"has splits \(Train, val\), not classes: give --train_dir"
-    ):
+    with pytest.raises(UserError, match=r"has splits \(Train, val\), not classes: give --train_dir"):
         load_sources(config(train_dir=str(tmp_path / "shapes")))
 
 

@@ -23,8 +23,7 @@ from shared.cache.prepared import each_share
 from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device, new_encoder
-from shared.losses.losses import LossOptions, shape_of_run
-from shared.losses.regression import Scale
+from shared.losses.losses import LossOptions, Scale, shape_of_run
 from shared.metrics.task_metrics import resolve_metrics
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation

@@ -120,8 +120,7 @@ def pixels(train: tuple[Any, Any], validation: tuple[Any, Any]) -> Scores:
 
 def most_frequent_tags(train: pa.Table, validation: pa.Table) -> Scores:
     """The most frequent tag of each word in training, and O for unknown words."""
-    from shared.tagging.scores import tagging_scores
-    from shared.tagging.tags import Tags, first_words
+    from shared.tagging.tags import Tags, first_words, tagging_scores
 
     usual: dict[str, Counter[str]] = {}
     for words, tags in zip(train["tokens"].to_pylist(), train["tags"].to_pylist(), strict=True):

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.harness.gpu_benchmarks import TINY
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing, use_packed_attention
-from shared.models.layers import repeated_layers
+from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
 from shared.speed.activations import use_activation_dtype
 

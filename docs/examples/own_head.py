@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
-from shared.losses.regression import Scale
+from shared.losses.losses import Scale
 from shared.models.optimizers import ChainedOptimizers
 from shared.monitoring import evaluation
 from shared.optimization import gradients

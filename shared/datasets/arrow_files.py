@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, is_complete, key_digest
-from shared.datasets.files import is_compressed, kind_of, opened
+from shared.datasets.readers import is_compressed, kind_of, opened
 from shared.datasets.rows import PARTS_KEY, blocks_of, content_of, named, numbered, with_content, without_content
 from shared.errors import UserError, about
 

@@ -19,8 +19,19 @@ import pyarrow.parquet
 
 from shared.cache.prepared import key_digest, text_once
 from shared.datasets.arrow_files import state_of
-from shared.datasets.files import blocks_of_lines, find_files, is_compressed, kind_of, line_number, opened
-from shared.datasets.readers import blocks, refuse_repeated, row_groups, why_no_object, without_dictionaries
+from shared.datasets.readers import (
+    blocks,
+    blocks_of_lines,
+    find_files,
+    is_compressed,
+    kind_of,
+    line_number,
+    opened,
+    refuse_repeated,
+    row_groups,
+    why_no_object,
+    without_dictionaries,
+)
 from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
 from shared.datasets.tables import read_dataset
 from shared.errors import UserError, about

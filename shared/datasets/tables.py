@@ -12,7 +12,7 @@ import pyarrow as pa
 from shared.cache.prepared import key_digest, mapped_file, mask_once
 from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
-from shared.datasets.files import find_files
+from shared.datasets.readers import find_files
 from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
 from shared.datasets.splits import chosen_by_hash, hash_limit, share_of_each
 from shared.errors import UserError, about, say

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from shared.config.options import Options
 from shared.errors import UserError, listed, say
-from shared.models.layers import backbone
+from shared.models.trainable import backbone
 from shared.options.text_options import TextOptions
 from shared.plan.draws import hash64
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.extras.costs import is_trained, positions_of
-from shared.models.layers import compiled, is_short
 from shared.models.linear_layers import linear
+from shared.models.trainable import compiled, is_short
 from shared.monitoring.hooks import Hook
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shared.compat import of_fsdp
+from shared.compat import of_accelerate
 from shared.config.options import Rule
 from shared.errors import UserError
 from shared.fsdp import checkpoints
-from shared.models.layers import repeated_layers
+from shared.models.trainable import repeated_layers
 from shared.monitoring.hooks import Hook
 from shared.processes import barrier, rules
 from shared.processes.rules import uses_fsdp
@@ -62,7 +62,7 @@ class Sharding(Hook):
         """Choose how the processes hold the model."""
         run.strategy = Fsdp() if uses_fsdp(os.environ) else Whole()
         if uses_fsdp(os.environ) and run.accelerator.device.type == "cpu":
-            of_fsdp.use_fsdp_on_cpu(run.accelerator)
+            of_accelerate.use_fsdp_on_cpu(run.accelerator)
 
 
 class Whole(Ddp):
@@ -131,7 +131,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
     barrier.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    settings = of_fsdp.fsdp_settings(accelerator)
+    settings = of_accelerate.fsdp_settings(accelerator)
     for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images
         each.data = each.data.contiguous()
     for layer in units(model):

@@ -10,8 +10,8 @@ from torch import nn
 from shared.errors import UserError, about, say
 from shared.images.decoding import Geometry
 from shared.models.batch_norm import synchronize
-from shared.models.layers import backbone
 from shared.models.linear_layers import use_fast_products
+from shared.models.trainable import backbone
 from shared.models.transformers_models import check_names
 from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
 from shared.speed.activations import use_activation_dtype

@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shared.cache.prepared import shared_array
-from shared.datasets.files import find_files
 from shared.datasets.labels import Labels, ProblemType
-from shared.datasets.readers import KINDS
+from shared.datasets.readers import KINDS, find_files
 from shared.datasets.rows import column_of, is_text, refuse_missing, source_of, where
 from shared.datasets.tables import SUBSET, TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
 from shared.errors import UserError, count_of, say

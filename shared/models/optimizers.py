@@ -9,7 +9,7 @@ from torch import nn
 from shared.compat import of_torch
 from shared.config.options import base_learning_rate
 from shared.errors import UserError
-from shared.models.layers import backbone, repeated_layers
+from shared.models.trainable import backbone, repeated_layers
 from shared.optimization import optimizers
 from shared.optimization.optimizers import adam, parameter_groups
 

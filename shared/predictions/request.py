@@ -16,7 +16,7 @@ from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import TOKENS
 from shared.contrastive.sentence_transformers_files import MODULES_FILE, POOLINGS, shown, stored_settings
-from shared.datasets.files import kind_of
+from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
 from shared.predictions.output import FORMATS, parts_folder

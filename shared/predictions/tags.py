@@ -19,7 +19,6 @@ from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import stored_names
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.tagging.pieces import begin_words_with_a_space
-from shared.tagging.scores import tagging_scores
 from shared.tagging.tagged_texts import (
     TEXT_FLAG,
     WORD,
@@ -29,7 +28,7 @@ from shared.tagging.tagged_texts import (
     words_and_tags,
     words_of,
 )
-from shared.tagging.tags import TAGS, WORDS, Tags
+from shared.tagging.tags import TAGS, WORDS, Tags, tagging_scores
 from shared.tagging.text_blocks import begins_of, sizes_of
 
 PROBABILITY = "probability"  # of the tag of each word

@@ -10,7 +10,7 @@ from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
-from shared.losses.regression import Scale
+from shared.losses.losses import Scale
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, load_data, read_rows

@@ -9,7 +9,7 @@ from torch import nn
 
 from shared.compat import of_torch
 from shared.errors import UserError
-from shared.models.layers import repeated_layers
+from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
 from shared.processes.collectives import agree
 

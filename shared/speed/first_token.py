@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from shared.compat import of_torch, of_transformers
-from shared.models.layers import SHORT
+from shared.models.trainable import SHORT
 from shared.speed.documents import attend_from_kept, kept_tokens
 from shared.speed.self_check import image_batch, keep_if_equal, text_batch
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.datasets.files import blocks_of_lines
+from shared.datasets.readers import blocks_of_lines
 from shared.errors import UserError, count_of
 from shared.tagging.tags import TAGS, WORDS
 

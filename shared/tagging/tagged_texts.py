@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shared.datasets import arrow_files, readers
-from shared.datasets.files import find_files, kind_of
 from shared.datasets.label_cells import class_names, names_of_ids
+from shared.datasets.readers import find_files, kind_of
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, numbered, refuse_missing, source_of, where
 from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete
 from shared.demo_data import tagged_functions

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from shared.datasets import files
+from shared.datasets import readers
 from shared.datasets.documents import first_texts, load_documents, of_file, of_table
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
@@ -56,7 +56,7 @@ def test_the_end_of_a_line_is_not_part_of_a_document(tmp_path):
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["written over", "put in its place"])
 def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, replaced):
-    """rsync -t and cp -p write such files."""
+    """rsync -t and cp -p write such readers."""
     path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
     path.write_text("one\n")
     before, digest = path.stat(), of_file(str(path), "--train_file", "text").content()
@@ -71,7 +71,7 @@ def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, 
 
 def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
     """A type inferred from the first block of a file need not hold for later blocks."""
-    monkeypatch.setattr(files, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 200)
     rows = [f"{i},text {i}" for i in range(200)] + ["x,last"]
     (tmp_path / "corpus.csv").write_text("\n".join(["id,text", *rows]))
     texts = [

@@ -13,7 +13,7 @@ from runs import refusal
 from shared.config import options
 from shared.config.options import differences
 from shared.datasets.documents import load_documents, of_files
-from shared.datasets.files import find_files
+from shared.datasets.readers import find_files
 from shared.datasets.rows import column_of, source_of, where
 from shared.datasets.tables import load_tables, read_file
 from shared.options.data_options import DataOptions

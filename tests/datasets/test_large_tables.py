@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shared.cache.prepared import array_writer, mapped_file, read_array
-from shared.datasets import arrow_files, files, label_cells, rows
+from shared.datasets import arrow_files, label_cells, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import column_of, content_of, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
@@ -20,7 +20,7 @@ from shared.options.data_options import DataOptions
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROWS = 60
-LARGE = {(arrow_files, "IN_MEMORY"): -1, (files, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
+LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
 in_both_ways = partial(large_data.in_both_ways, large=LARGE)
 
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from test_files import COMPRESS
 
 from shared.datasets import documents as documents_module
-from shared.datasets import files
+from shared.datasets import readers
 from shared.datasets.documents import Documents, Part, of_file, of_files, of_table, small_together
-from shared.datasets.files import blocks_of_lines, line_number
-from shared.datasets.readers import row_groups
+from shared.datasets.readers import blocks_of_lines, line_number, row_groups
 from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -31,7 +30,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(documents_module, "PART_BYTES", 300)
     monkeypatch.setattr(documents_module, "PART_ROWS", 7)
     monkeypatch.setattr(documents_module, "BATCH_DOCUMENTS", 4)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 50)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 50)
 
 
 def write(folder, name, texts=TEXTS):
@@ -67,7 +66,7 @@ def test_ranges_of_bytes_hold_each_line_once(tmp_path_factory, words, mark, ends
     expected = re.findall(rb"[^\n]*\n|[^\n]+", content)
     starts = [sum(map(len, expected[:i])) for i in range(len(expected))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", data.draw(st.integers(1, 9)))
+        patch.setattr(readers, "BLOCK_BYTES", data.draw(st.integers(1, 9)))
         found = [block for cut in pairwise(cuts) for block in blocks_of_lines(path, "here", range(*cut))]
         assert b"".join(block for _, block in found) == content[3 * mark :]
         assert {at for at, _ in found} <= {*starts}

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_files import ROWS, refusal, values, write
 
-from shared.datasets import files
-from shared.datasets.files import blocks_of_lines
+from shared.datasets import readers
+from shared.datasets.readers import blocks_of_lines
 from shared.datasets.rows import column_of, source_of
 from shared.datasets.tables import read_file
 from shared.errors import UserError
@@ -47,7 +47,7 @@ def test_parquet_is_read_in_every_codec(tmp_path, codec):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
 def test_types_are_inferred_from_the_whole_file_and_not_from_its_beginning(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
     rows = [{"label": 1}] * 100 + [{"label": 2.5}]
     lines = [json.dumps(row) for row in rows] if name.endswith("jsonl") else ["label"] + [str(r["label"]) for r in rows]
     table = read_file(str(write(tmp_path / name, "\n".join(lines))), "--train_file")
@@ -120,7 +120,7 @@ def test_the_first_line_that_is_not_utf8_is_found_wherever_blocks_end(tmp_path_f
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     good = "".join(words).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", block)
+        patch.setattr(readers, "BLOCK_BYTES", block)
         path.write_bytes(good)
         assert b"".join(lines for _, lines in blocks_of_lines(path, "x")) == good
         path.write_bytes(good + b"\xff" + good)

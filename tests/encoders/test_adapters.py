@@ -20,8 +20,8 @@ from shared.encoders.packed_texts import unpack_before_head
 from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
-from shared.models import layers
-from shared.models.layers import is_short
+from shared.models import trainable
+from shared.models.trainable import is_short
 from shared.options.text_options import TextOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling, first_token
@@ -222,7 +222,7 @@ def test_compiled_layers_use_their_adapters(monkeypatch):
     eager, compiled = model_of("ModernBERT"), model_of("ModernBERT")
     adapt_to_device(CPU, settings(), eager)
     adapt_to_device(CPU, settings(torch_compile=True), compiled)
-    assert layers.compiled(compiled)
+    assert trainable.compiled(compiled)
     assert max(distances(give_values_to_b(compiled), give_values_to_b(eager))) < 1e-5
 
 

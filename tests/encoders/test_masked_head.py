@@ -16,7 +16,7 @@ from shared.encoders.adapters import adapted_layers
 from shared.encoders.masked_head import compute_only_masked, predict_only_masked
 from shared.encoders.packing import OnePerRow, Packing, padded_attention, use_packed_attention
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
-from shared.models.layers import is_short
+from shared.models.trainable import is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling
 

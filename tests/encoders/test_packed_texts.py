@@ -16,7 +16,7 @@ from shared.encoders.packed_texts import PackedTexts, holder_of_layers, pack_or_
 from shared.encoders.packing import use_packed_attention
 from shared.encoders.padding import padding_for
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
-from shared.models.layers import is_short
+from shared.models.trainable import is_short
 from shared.options.data_options import ModelOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling, first_token

@@ -13,8 +13,8 @@ from PIL import Image
 from shared.config import options
 from shared.errors import UserError
 from shared.images.image_models import geometry_of, normalization_of
-from shared.models.layers import backbone
 from shared.models.optimizers import muon_groups
+from shared.models.trainable import backbone
 from shared.pretrained.from_pretrained import head_for, label_order
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")

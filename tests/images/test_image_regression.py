@@ -16,7 +16,7 @@ from shared.errors import UserError
 from shared.images import selection
 from shared.images.image_models import make_classifier
 from shared.images.images import collate, load_images
-from shared.losses.regression import Scale
+from shared.losses.losses import Scale
 from shared.plan.batches import Plan
 
 SIZES = {"embedding_size": 8, "hidden_sizes": (8,), "depths": (1,), "layer_type": "basic", "zero_init_last_norm": False}

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 from shared.datasets.labels import Labels
 from shared.encoders.adapters import add_adapters
 from shared.errors import UserError
-from shared.losses.regression import Scale
+from shared.losses.losses import Scale
 from shared.options.text_options import TextOptions
 
 NUMBERS, CLASSES = Labels("regression", "price"), Labels("classification", "label", ("a", "b"), ("0", "1"))

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from shared.compat import of_fsdp
+from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.fsdp import checkpoints
@@ -102,7 +102,7 @@ def test_a_parameter_that_no_optimizer_has_is_refused():
 
 def resume_sharded(accelerator, folder):
     os.environ["FSDP_VERSION"] = "2"
-    of_fsdp.use_fsdp_on_cpu(accelerator)
+    of_accelerate.use_fsdp_on_cpu(accelerator)
     models = [model_of_two_parts() for _ in range(2)]
     for model in models:
         shard(accelerator, model)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-from shared.compat import of_fsdp
+from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.fsdp.strategy import shard
 from shared.monitoring import evaluation
@@ -121,10 +121,10 @@ def train_sharded(accelerator, folder):
     from torch.distributed.tensor import DTensor
 
     os.environ["FSDP_VERSION"] = "2"
-    of_fsdp.use_fsdp_on_cpu(accelerator)
+    of_accelerate.use_fsdp_on_cpu(accelerator)
 
     def train(policy):
-        of_fsdp.fsdp_settings(accelerator).cpu_offload = policy
+        of_accelerate.fsdp_settings(accelerator).cpu_offload = policy
         torch.manual_seed(0)
         model = Classifier()
         shard(accelerator, model)

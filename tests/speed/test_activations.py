@@ -22,7 +22,7 @@ from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
-from shared.models.layers import repeated_layers
+from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.processes import starting

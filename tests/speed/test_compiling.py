@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM, ResNetConfig, ResNetForIma
 
 from shared.errors import UserError
 from shared.extras.flops import FlopCounter
-from shared.models.layers import compiled, repeated_layers
+from shared.models.trainable import compiled, repeated_layers
 from shared.options.data_options import ModelOptions
 from shared.speed import compiling
 from shared.speed.compiling import compile_layers

@@ -19,7 +19,7 @@ from transformers import (
 from shared.encoders.text_models import adapt_to_device
 from shared.extras.flops import FlopCounter, attention_flops
 from shared.images import image_models
-from shared.models.layers import is_short
+from shared.models.trainable import is_short
 from shared.options.data_options import ModelOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling

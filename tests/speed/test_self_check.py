@@ -17,7 +17,7 @@ from shared.compat import of_transformers
 from shared.encoders import text_models
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
-from shared.models.layers import is_short
+from shared.models.trainable import is_short
 from shared.speed import first_token
 from shared.speed.first_token import shorten_last_layer
 from shared.speed.self_check import image_batch, keep_if_equal, text_batch

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.datasets import files
+from shared.datasets import readers
 from shared.errors import UserError
 from shared.tagging.conll import read_conll
 
@@ -64,7 +64,7 @@ def test_blocks_are_read_as_line_by_line(tmp_path_factory, lines, newline_at_end
     text = "\n".join([*lines, *[""] * newline_at_end])
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", size)
+        patch.setattr(readers, "BLOCK_BYTES", size)
         found, expected = read(path, untagged), line_by_line(text, untagged)
     assert found == expected
 

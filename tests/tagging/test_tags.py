@@ -9,8 +9,7 @@ from seqeval import metrics as seqeval
 from seqeval.metrics.sequence_labeling import get_entities
 
 from shared.errors import UserError
-from shared.tagging.scores import SCORES, tagging_scores
-from shared.tagging.tags import Tags, first_words
+from shared.tagging.tags import SCORES, Tags, first_words, tagging_scores
 
 SCHEMES = {
     "IOB": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),

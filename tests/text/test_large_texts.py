@@ -13,7 +13,7 @@ from shared.datasets import arrow_files, files, label_cells, readers, rows, spli
 from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, with_labels
 from shared.datasets.tables import read_file, split_off
-from shared.losses import regression
+from shared.losses import losses
 from shared.text import table_texts, tokenized
 from shared.text.tokenized import tokenize, train_tokenizer
 
@@ -140,6 +140,6 @@ def test_long_texts_are_tokenized_few_at_a_time(monkeypatch):
 def test_moments_of_targets_are_those_of_numpy_and_read_in_blocks(monkeypatch):
     numbers = np.random.default_rng(0).normal(3, 2, 1000)
     whole = (float(numbers.mean()), float(numbers.std()), float(np.abs(numbers).max()))
-    assert regression.moments(numbers) == whole
-    monkeypatch.setattr(regression, "BLOCK", 64)
-    assert regression.moments(numbers) == pytest.approx(whole, rel=1e-14)
+    assert losses.moments(numbers) == whole
+    monkeypatch.setattr(losses, "BLOCK", 64)
+    assert losses.moments(numbers) == pytest.approx(whole, rel=1e-14)

@@ -17,14 +17,14 @@ from shared import prepare
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
-from shared.datasets import arrow_files, files, rows
+from shared.datasets import arrow_files, readers, rows
 from shared.tagging import text_blocks, windows
 
 RECIPE = runs.ROOT / "recipes/token_classification.py"
 FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
 LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (arrow_files, "IN_MEMORY"): -1,
-    (files, "BLOCK_BYTES"): 300,
+    (readers, "BLOCK_BYTES"): 300,
     (rows, "BLOCK_ROWS"): 23,
     (prepared, "IN_MEMORY"): -1,
     (text_blocks, "SMALLEST_BLOCK"): 16,

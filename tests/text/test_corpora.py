@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from shared.cache import prepared
 from shared.datasets import documents as documents_module
-from shared.datasets import files as files_module
+from shared.datasets import readers as readers_module
 from shared.datasets.documents import load_documents, of_file, of_files, of_table
 from shared.datasets.tables import named
 from shared.errors import UserError
@@ -47,7 +47,7 @@ FEW = 9  # documents in a small file
 SMALL = {
     (documents_module, "PART_BYTES"): 2000,
     (documents_module, "BATCH_DOCUMENTS"): 10,
-    (files_module, "BLOCK_BYTES"): 300,
+    (readers_module, "BLOCK_BYTES"): 300,
     (token_files, "BLOCK_CHARACTERS"): 900,
 }
 

@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, files, label_cells, readers, rows, splits
+from shared.datasets import arrow_files, label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, with_labels
 from shared.datasets.tables import read_file, split_off
@@ -48,7 +48,7 @@ def large(monkeypatch, tmp_path):
     """A memory-mapped table of 50 texts, and its cache."""
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 256)
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(50)))
     return path
@@ -83,7 +83,7 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
     """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB."""
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 13)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 13)
     monkeypatch.setattr(table_texts, "BATCH_BYTES", 1 << 13)
     monkeypatch.setattr(splits, "BLOCK", 1 << 7)
     monkeypatch.setattr(splits, "SORTED", 1 << 7)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from shared.config import options
-from shared.datasets import arrow_files, files, readers, splits
+from shared.datasets import arrow_files, readers, readers, splits
 from shared.losses.losses import shape_of_run
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
@@ -68,7 +68,7 @@ def main(limit: int, flags: list[str]) -> None:
     print(len(train), len(validation), np.bincount(train.targets).tolist(), digest, (peak[0] - start) >> 20)
 
 
-files.BLOCK_BYTES = SMALL // 4
+readers.BLOCK_BYTES = SMALL // 4
 arrow_files.IN_MEMORY = SMALL
 table_texts.BATCH_BYTES = SMALL // 8
 splits.BLOCK = splits.SORTED = 1 << 12

@@ -20,7 +20,7 @@ from training_line import TRAINING
 from shared.config import options
 from shared.errors import UserError
 from shared.extras.curves import Panel
-from shared.report import charts, page
+from shared.report import page
 from shared.report.mistakes import mistakes
 from shared.report.page import Report
 
@@ -57,17 +57,17 @@ def test_any_figures_give_a_page_whose_curves_are_inside_their_frames(tmp_path_f
     assert "nan" not in "".join(re.findall(r' (?:d|[xy]|c[xy])="([^"]*)"', text))
     for points in re.findall("data-points='([^']*)'", text):
         for x, y, said in json.loads(points):
-            assert charts.ACROSS[0] - 0.1 <= x <= charts.ACROSS[1] + 0.1
-            assert charts.UP[1] - 0.1 <= y <= charts.UP[0] + 0.1
+            assert page.ACROSS[0] - 0.1 <= x <= page.ACROSS[1] + 0.1
+            assert page.UP[1] - 0.1 <= y <= page.UP[0] + 0.1
             assert said.startswith("step ")
 
 
 @given(low=st.floats(-1e9, 1e9), size=st.floats(1e-3, 1e9), log=st.booleans())
 def test_ticks_are_few_distinct_and_inside_the_axis(low, size, log):
     low = abs(low) + 1e-3 if log else low
-    found = charts.Axis(np.array([low, low + size]), charts.ACROSS, log, tick=72).ticks("{:.12g}".format)
+    found = page.Axis(np.array([low, low + size]), page.ACROSS, log, tick=72).ticks("{:.12g}".format)
     assert len({text for _, text in found}) == len(found) <= 8
-    assert all(charts.ACROSS[0] - 0.1 <= place <= charts.ACROSS[1] + 0.1 for place, _ in found)
+    assert all(page.ACROSS[0] - 0.1 <= place <= page.ACROSS[1] + 0.1 for place, _ in found)
     assert log or found
 
 
@@ -140,9 +140,9 @@ def test_spikes_and_the_last_value_of_a_long_run_stay(tmp_path):
     steps = np.arange(100_000)
     values = np.sin(steps / 1e4)
     values[54_321] = 9.0
-    figure = charts.curves(Panel("Loss", {"training": (steps.tolist(), values.tolist())}), 100_000)
+    figure = page.figure_of(Panel("Loss", {"training": (steps.tolist(), values.tolist())}), 100_000)
     said = [text for _, _, text in figure["series"][0]["points"]]
-    assert len(said) <= charts.MOST_POINTS
+    assert len(said) <= page.MOST_POINTS
     assert "step 54,321: training 9" in said
     assert said[-1].startswith("step 99,999: ")
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from shared.config import options
-from shared.datasets import arrow_files, readers, readers, splits
+from shared.datasets import arrow_files, readers, splits
 from shared.losses.losses import shape_of_run
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader

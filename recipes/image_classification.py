@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.augmentation.augmentation import Augmentation, AugmentationOptions
+from shared.augmentation.augmentation import Augmentation, AugmentationOptions, mixed_cross_entropy
 from shared.augmentation.repeated import RepeatedPlan
 from shared.augmentation.stochastic_depth import StochasticDepth
 from shared.config.fields import Meaning
@@ -27,7 +27,6 @@ from shared.config.options import Rule, ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.images.images import Images, collate, load_images
 from shared.losses.losses import shape_of_run
-from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.metrics.task_metrics import resolve_metrics
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation

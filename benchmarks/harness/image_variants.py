@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from shared.augmentation.augmentation import Augmentation, Targets, per_channel
+from shared.augmentation.augmentation import Augmentation, Targets, mixed_cross_entropy, per_channel
 from shared.augmentation.resampling import crop_and_resize
 from shared.images import image_models
-from shared.losses.mixed_targets import mixed_cross_entropy
 
 BACKEND = "inductor"  # a test replaces it
 

@@ -82,20 +82,9 @@ class OnePerRow(Padding):
     def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # takes other items than `Padding`
         """input_ids and attention_mask [rows, longest], masked [n] (indices in the flattened rows) and labels [n]."""
         tokens, lengths, masked, labels = read
-        longest = int(self.padded_lengths(lengths).max())
-        begins = np.cumsum(lengths) - lengths
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        where = row * longest + np.arange(len(tokens)) - begins[row]  # index of each token in the flattened rows
-        ids = np.full(len(lengths) * longest, self.pad_token_id)
-        real = np.zeros(len(ids), np.int64)
-        ids[where], real[where] = tokens, 1
-        shape = (len(lengths), longest)
-        return {
-            "input_ids": torch.from_numpy(ids.reshape(shape)),
-            "attention_mask": torch.from_numpy(real.reshape(shape)),
-            "masked": torch.from_numpy(where[masked]),
-            "labels": torch.from_numpy(labels),
-        }
+        batch = super().__call__((lengths, tokens, None, None))
+        where = batch["attention_mask"].flatten().nonzero()[:, 0]  # index of each token in the flattened rows
+        return batch | {"masked": where[torch.from_numpy(masked)], "labels": torch.from_numpy(labels)}
 
 
 def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:

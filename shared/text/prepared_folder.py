@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
@@ -29,7 +30,7 @@ from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.disk import is_url, remedy, sync
 from shared.errors import UserError
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder
-from shared.text.remote_tokens import RemoteBlocks, RemoteTokens, block_digest, hashes, reserve
+from shared.text.remote_tokens import RemoteBlocks, RemoteTokens, block_digest, reserve
 from shared.text.token_files import Corpus
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _block_digests(file: Path) -> NDArray[np.uint64]:
 
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, hashes().xxh3_128).hexdigest()
+        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
 
 
 def _digest_of_index(index: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from shared.cache.prepared import read_array
@@ -30,22 +31,9 @@ SAMPLES_AHEAD = 512  # how many samples a process begins to read before the one 
 MEMORY_BYTES = 1 << 26  # of blocks that a process keeps: about twice those of the samples ahead
 
 
-def hashes() -> Any:
-    """The package xxhash. Its XXH3 detects damage and no forgery.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import xxhash
-    except ImportError:
-        raise UserError("prepared data need a package that is not installed: pip install xxhash") from None
-    return xxhash
-
-
 def block_digest(content: bytes) -> int:
-    """The digest of a block."""
-    return int(hashes().xxh3_64_intdigest(content))
+    """The digest of a block by XXH3, which detects damage and no forgery."""
+    return xxhash.xxh3_64_intdigest(content)
 
 
 def reserve(file: Path, size: int, flag: str) -> None:

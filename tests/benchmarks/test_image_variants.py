@@ -12,10 +12,9 @@ from torch.nn import functional as F
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from benchmarks.harness import image_variants
-from shared.augmentation.augmentation import Augmentation, Targets
+from shared.augmentation.augmentation import Augmentation, Targets, mixed_cross_entropy
 from shared.images import image_models
 from shared.images.decoding import Geometry
-from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.models.optimizers import make_optimizer
 from shared.plan.batches import MicroBatch
 

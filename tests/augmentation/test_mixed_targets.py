@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.harness.image_variants import probabilities
-from shared.augmentation.augmentation import Targets
-from shared.losses.mixed_targets import mixed_cross_entropy
+from shared.augmentation.augmentation import Targets, mixed_cross_entropy
 
 ROWS, CLASSES = 12, 7
 

@@ -163,7 +163,7 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     assert not [row for row in (distributed, tests, *others) if "problem" in row]
     assert min(distributed["skipped"], tests["skipped"]) > 10
     assert distributed["failed"] == tests["failed"] == []
-    assert len(others[2]["passes"]) == len(gpu_passes.TOY) > 3
+    assert len(others[2]["passes"]) == len(gpu_passes.TOY) > 2
     assert all(found.get("rate", 0) > 0 for found in others[2]["passes"]), others[2]["passes"]
     assert all(row["rate"] > 0 for row in others if "passes" not in row)
     assert f"### {found[0]['machine']['device']}" in gpu.tables(found)

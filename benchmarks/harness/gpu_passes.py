@@ -126,10 +126,7 @@ def times(
         without = how.all_bf16 or how.bf16_activations
         autocast = nullcontext() if without else torch.autocast(kind, torch.bfloat16)
         with autocast, sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if how.cudnn else nullcontext():
-            if how.chunked:
-                loss = called(**inputs, labels=labels).total / len(labels)
-            else:
-                loss = F.cross_entropy(called(**inputs).logits.float(), labels)
+            loss = F.cross_entropy(called(**inputs).logits.float(), labels)
         loss.backward()
         wait()
         if i >= WARMUP:

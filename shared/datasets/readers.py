@@ -24,6 +24,8 @@ import pyarrow.parquet
 from shared.datasets.rows import as_written
 from shared.errors import UserError, about, say
 
+KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+ARRAY_ROWS = 1 << 12  # of a JSON array that become a block
 BLOCK_BYTES = 1 << 22  # that are read at once, and the maximum length of a row of a CSV file
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
@@ -146,10 +148,6 @@ def line_number(path: Path, source: str, at: int) -> int:
     with opened(path, source) as file:
         blocks = (file.read(min(BLOCK_BYTES, at - start)) for start in range(0, at, BLOCK_BYTES))
         return 1 + sum(block.count(b"\n") for block in blocks)
-
-
-KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-ARRAY_ROWS = 1 << 12  # of a JSON array that become a block
 
 
 def blocks(path: Path, source: str, csv_delimiter: str | None = None) -> Iterator[pa.Table]:

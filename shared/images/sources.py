@@ -180,7 +180,7 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
         raise UserError(f"{name}: no such folder")
     found = subfolders(root)
     splits = [label for label in found if label.lower() in TRAIN_SPLITS + VALIDATION_SPLITS]
-    if len(splits) > 1 or splits == found != []:
+    if splits and (len(splits) > 1 or splits == found):
         raise UserError(
             f"{name} has splits ({', '.join(splits)}), not classes: give --train_dir and --validation_dir, such as "
             f"{root / splits[0]}"

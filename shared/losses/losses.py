@@ -18,6 +18,8 @@ from shared.monitoring.hooks import Hook
 from shared.options.text_options import TextOptions
 from shared.pretrained.from_pretrained import label_weights
 
+ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossOptions(TextOptions):
@@ -119,9 +121,6 @@ def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[n
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise UserError(f"{flag}: each weight must be above 0")
     return weights
-
-
-ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from shared.errors import UserError, listed, say
 from shared.models.transformers_models import frozen_models
 from shared.monitoring.hooks import Hook
 
+SHORT = "last_layer_is_short"  # attribute of a model, see `is_short`
+
 
 class Frozen(Hook):
     """Freezes the parameters of --freeze before the run looks at the model."""
@@ -100,9 +102,6 @@ class WeightAverage(Hook):
             kept = value.clone()
             value.copy_(average)
             average.copy_(kept)
-
-
-SHORT = "last_layer_is_short"  # attribute of a model, see `is_short`
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:

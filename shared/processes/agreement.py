@@ -96,7 +96,7 @@ def raise_if_peer_ended() -> None:
 
 
 def exchange(
-    store: dist.Store, place: Place, own: Mapping[str, Any], seconds: float, name: str = "preflight"
+    store: dist.Store, place: Place, own: Mapping[str, Any], seconds: float, name: str
 ) -> list[dict[str, Any]]:
     """Gather `own` from every process, by rank, through the store. Each exchange needs its own `name`.
 

@@ -26,6 +26,12 @@ from shared.report import mistakes
 REPORT, CARD = "report.html", "launch_card.txt"
 MOST_EVALUATIONS = 12  # in their table
 WATCHED = ("loss", "eval_loss", "grad_norm")  # the page says how often they were not finite
+ACROSS, UP = (58, 422), (184, 10)  # the ends of the axes, in the units of a figure
+FRAME = {"width": 460, "height": 220, "left": ACROSS[0], "right": ACROSS[1], "top": UP[1], "bottom": UP[0]}
+MOST_POINTS = 400  # of a line
+SMALLEST, LARGEST = 1e-300, 1e300  # a difference of values, and a value; so that no computation overflows
+
+Floats = NDArray[np.float64]
 
 
 class Report(Hook):
@@ -184,13 +190,6 @@ def command(folder: Path) -> str:
     shown = recipe.relative_to(options.PROJECT) if recipe.is_relative_to(options.PROJECT) else recipe
     again = folder.with_name(f"{folder.name}-again")
     return shlex.join(["python", str(shown), "--config", str(folder / "config.yaml"), "--output_dir", str(again)])
-
-
-Floats = NDArray[np.float64]
-ACROSS, UP = (58, 422), (184, 10)  # the ends of the axes, in the units of a figure
-FRAME = {"width": 460, "height": 220, "left": ACROSS[0], "right": ACROSS[1], "top": UP[1], "bottom": UP[0]}
-MOST_POINTS = 400  # of a line
-SMALLEST, LARGEST = 1e-300, 1e300  # a difference of values, and a value; so that no computation overflows
 
 
 class Axis:

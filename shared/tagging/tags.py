@@ -17,6 +17,7 @@ from shared.errors import UserError, listed
 from shared.tagging.text_blocks import batches_of, begins_of, sizes_of
 
 WORDS, TAGS = "tokens", "tags"  # the columns of the tables of tagged texts: see tagged_texts.py
+SCORES = ("f1", "precision", "recall", "accuracy")
 OUTSIDE = "O"
 TAG = re.compile(r"([BIESLU])(?:-(.+))?")  # a prefix, and a kind of entity, which is missing if there is only one kind
 O, B, I, E, S = range(5)  # noqa: E741  # the usual letters of the schemes
@@ -166,9 +167,6 @@ class Tags:
 def first_words(table: pa.Table) -> NDArray[np.bool_]:
     """bool [words]: whether a word is the first of its text; each text has a word."""
     return begins_of(sizes_of(table[WORDS].combine_chunks()))
-
-
-SCORES = ("f1", "precision", "recall", "accuracy")
 
 
 def tagging_scores(tags: Tags, predicted: Ints, true: Ints, begins: NDArray[np.bool_]) -> dict[str, float]:

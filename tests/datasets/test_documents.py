@@ -56,7 +56,7 @@ def test_the_end_of_a_line_is_not_part_of_a_document(tmp_path):
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["written over", "put in its place"])
 def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, replaced):
-    """rsync -t and cp -p write such readers."""
+    """rsync -t and cp -p write such files."""
     path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
     path.write_text("one\n")
     before, digest = path.stat(), of_file(str(path), "--train_file", "text").content()

@@ -88,16 +88,8 @@ def write_model(folder, family, processor=True, **changed):
 
 def config_of(recipe, folder, images, *flags):
     sizes = ["--global_batch_size", 12, "--per_device_train_batch_size", 6, "--max_train_steps", 3, "--eval_steps", 3]
-    data = [
-        "--train_dir",
-        images / "train",
-        "--validation_dir",
-        images / "val",
-        "--peak_tflops",
-        1,
-        "--learning_rate",
-        0.5,
-    ]
+    data = ["--train_dir", images / "train", "--validation_dir", images / "val"]
+    data += ["--peak_tflops", 1, "--learning_rate", 0.5]
     flags = ["--model_name_or_path", folder / "given", "--output_dir", folder / "run", *sizes, *data, *flags]
     return options.parse(recipe.Config, [*map(str, flags)])
 

@@ -86,7 +86,7 @@ def test_missing_ranks_are_named():
     alone = place(0, port, processes=3)
     store = connecting.open_store(alone, 5)
     with pytest.raises(UserError, match=r"of 3 processes, rank 1, 2 did not connect to .* within 0.5 s \(rank 0 did\)"):
-        agreement.exchange(store, alone, {}, 0.5)
+        agreement.exchange(store, alone, {}, 0.5, "start")
 
 
 def test_two_processes_with_the_same_rank_are_refused():
@@ -94,9 +94,9 @@ def test_two_processes_with_the_same_rank_are_refused():
     first = place(0, port)
     store = connecting.open_store(first, 5)
     with pytest.raises(UserError, match="did not connect"):
-        agreement.exchange(store, first, {}, 0.2)
+        agreement.exchange(store, first, {}, 0.2, "start")
     with pytest.raises(UserError, match=r"two processes have RANK 0, .*--machine_rank"):
-        agreement.exchange(store, first, {}, 0.2)
+        agreement.exchange(store, first, {}, 0.2, "start")
 
 
 def test_processes_that_reach_rank_0_but_cannot_form_a_group_get_the_likely_cause(monkeypatch):
@@ -216,7 +216,7 @@ def test_processes_that_connect_print_their_setup_and_the_speed_of_communication
     assert not (tmp_path / "run").exists()
 
 
-def test_differing_code_versions_and_flags_are_named_on_every_machine(texts, tmp_path, tmp_path_factory):
+def test_differing_code_versions_and_flags_are_named_on_every_machine(tmp_path, tmp_path_factory):
     recipe = shutil.copy(runs.ROOT / "recipes/nlp.py", tmp_path_factory.mktemp("alone"))  # without a shared/ beside it
     shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "shared/run/launch_card.py").open("a") as module:
@@ -225,10 +225,9 @@ def test_differing_code_versions_and_flags_are_named_on_every_machine(texts, tmp
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.0.1\n")
     (tmp_path / "shared/new.py").write_text("")
-    for folder, labels in (("here", "ab"), ("there", "ac")):
+    for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "train.csv").write_text("text,label\none,{}\ntwo,{}\n".format(*labels))
-    command = [sys.executable, "-m", "shared.preflight", recipe, "--train_file", "train.csv"]
+    command = [sys.executable, "-m", "shared.preflight", recipe]
     here = {"folder": tmp_path / "here", "PYTHONPATH": str(runs.ROOT)}
     there = {"folder": tmp_path / "there", "PYTHONPATH": str(tmp_path), "flags": ["--seed", "1"]}
     said, codes = shells(command, [here, there])

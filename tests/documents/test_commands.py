@@ -28,7 +28,7 @@ PROGRAMS = "accelerate|torchrun|python3?|make|pip|cp|cd|source|export|wait|sbatc
 COMMAND = re.compile(rf"(?:\$ )?((?:[A-Z_]+=\S* )*(?:{PROGRAMS}|clusters/\S+|\.venv/bin/\S+)(?: .*)?)$")
 # Settings that make any recipe small. A command gets those that the recipe has and the command does not set.
 SMALL = {
-    "max_train_steps": 2, "logging_steps": 1, "eval_steps": 2, "checkpointing_steps": "no", "global_batch_size": 8,
+    "max_train_steps": 2, "logging_steps": 1, "checkpointing_steps": "no", "global_batch_size": 8,
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 1000, "max_length": 32,
 }  # fmt: skip
 NOT_RUN = re.compile(r"(sbatch|kubectl|docker|pip|source|sh|bash|make)$|clusters/|\.venv/")
@@ -155,8 +155,10 @@ def small(words, recipe, flags):
     if "shared.preflight" in words:
         return words, flags
     fields = field_types(config_class(recipe))
-    extra = [(f"--{name}", str(value)) for name, value in SMALL.items() if name in fields and f"--{name}" not in flags]
-    return words, [*flags, *(word for pair in extra for word in pair)]
+    steps = dict(itertools.pairwise(flags)).get("--max_train_steps", SMALL["max_train_steps"])
+    settings = SMALL | {"eval_steps": steps}  # one evaluation, at the end
+    extra = [[f"--{name}", str(settings[name])] for name in fields if name in settings and f"--{name}" not in flags]
+    return words, [*flags, *itertools.chain(*extra)]
 
 
 def prepared(command, folder):

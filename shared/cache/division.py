@@ -11,6 +11,7 @@ The blocks and their order depend on the data alone, so the files of NAME are th
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,37 +29,28 @@ from shared.cache.prepared import (
     build_if_free,
     build_once,
     cache_dir,
-    can_be_built,
     is_complete,
     locked,
     read_array,
     share_of_task,
-    until_complete,
 )
 from shared.errors import UserError
 from shared.processes import ending
 
 MOST_PARTS = 2048  # of items that are cut evenly: each has a folder and a lock file until all are joined
-LAST = "last"  # a file in the last block of a part
-
-Block = tuple[Iterator[Arrays], Callable[[], bool]]  # arrays of batches; whether it was the last, known after reading
-
-
-class BlocksRemovedError(Exception):
-    """Another division had blocks in common with this one, and has removed them."""
+POLL_SECONDS = 0.2  # between two looks at the work of other processes
 
 
 @dataclass(frozen=True)
 class Part:
-    """Items that can be read without those before them."""
+    """Items that become one block."""
 
-    name: str  # of its blocks; equal parts may have equal names
-    blocks: Callable[[], Iterator[Block]]  # yields at least one; a block that is not read is skipped
-    long: bool = False  # whether it may have many blocks, so that several processes should read it
+    name: str  # of the block; equal parts may have equal names
+    make: Callable[[], Iterator[Arrays]]  # yields the arrays of consecutive batches
 
 
 def parts_of(count: int, smallest: int, make: Callable[[range], Iterator[Arrays]]) -> list[Part]:
-    """Cut the items 0 ... `count` - 1 into parts of one block.
+    """Cut the items 0 ... `count` - 1 into parts.
 
     Args:
         count: the number of items, such as images.
@@ -66,12 +58,8 @@ def parts_of(count: int, smallest: int, make: Callable[[range], Iterator[Arrays]
         make: yields the arrays of consecutive batches of a range of items.
     """
     size = max(smallest, -(-count // MOST_PARTS))
-
-    def blocks(items: range) -> Iterator[Block]:
-        yield make(items), lambda: True
-
     ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    return [Part(f"{items.start:012}-{items.stop:012}", partial(blocks, items)) for items in ranges]
+    return [Part(f"{items.start:012}-{items.stop:012}", partial(make, items)) for items in ranges]
 
 
 @dataclass(frozen=True)
@@ -85,11 +73,9 @@ class Division:
     first: Arrays = field(default_factory=dict)  # come before those of the blocks, and exist also without any block
     file: str = ""  # in the folder of the blocks: a file of full size that they share and that is moved into `name`
     create: Callable[[Path], object] | None = None  # creates this file
-    blocks_in: str = ""  # the name of the folder of the blocks, if divisions with equal parts share it
     threads: int = 1  # of this process
     delay: float = 0  # seconds until the progress bar is shown
     by_task: bool = True  # whether the tasks of a job array (`only_task`) divide the parts and end with their share
-    lengths: dict[str, int] = field(default_factory=dict)  # the number of blocks of parts that were read to their end
 
     @property
     def folder(self) -> Path:
@@ -99,7 +85,7 @@ class Division:
     @property
     def shared(self) -> Path:
         """The folder of the blocks."""
-        return blocks_folder(self.blocks_in or self.name)
+        return blocks_folder(self.name)
 
     def build(self) -> Path:
         """Make the folder unless it is complete, together with all processes that do the same; return it.
@@ -118,12 +104,10 @@ class Division:
                 if left and not is_complete(self.folder):  # else they are missing because another process joined them
                     raise Unfinished(f"{self.title}: {len(left):,} of {len(parts):,} parts are left to other tasks")
                 build_once(self.name, self._join)
-            except BlocksRemovedError:
-                continue
             except UserError:  # perhaps because another process has joined the blocks and removed them
                 if not is_complete(self.folder):
                     raise
-        self._remove_blocks(parts)
+        shutil.rmtree(self.shared, ignore_errors=True)
         return self.folder
 
     def _create_file(self) -> None:
@@ -143,97 +127,56 @@ class Division:
         if not (pending := self._missing(mine)):
             return
         # One process prints the progress of all. If only one part is missing, that is the process that writes it.
-        silent: dict[str, Any] = {"disable": True} if int(os.environ.get("RANK", 0)) and len(pending) > 1 else {}
-        total = None if any(part.long for part in self.parts) else len(self.parts)
-        with (
-            tqdm(desc=self.title, total=total, unit=" parts", mininterval=0.5, delay=self.delay, **silent) as bar,
-            ThreadPoolExecutor(self.threads) as pool,
-        ):
+        rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        silent: dict[str, Any] = {"disable": True} if rank and len(pending) > 1 else {}
+        shown: dict[str, Any] = {"unit": " parts", "mininterval": 0.5, "delay": self.delay} | silent
+        with tqdm(desc=self.title, total=len(self.parts), **shown) as bar, ThreadPoolExecutor(self.threads) as pool:
 
-            def show() -> None:
-                if not bar.disable:
+            def write(part: Part) -> bool:
+                if is_complete(self.folder):
+                    return False
+                written = build_if_free(self._block(part), partial(self._write_block, part))
+                if written and not bar.disable:
                     bar.update(len([*self.shared.glob("*/complete.json")]) - bar.n)
-
-            def write(pending: list[Part], helping: bool) -> int:
-                written = 0
-                for more in pool.map(partial(self._write_part, helping=helping, show=show), pending):
-                    written += more
                 return written
 
-            until_complete(pending, self._missing, write)
+            while pending:
+                first = len(pending) * rank // processes  # each process begins elsewhere
+                written = sum(pool.map(write, pending[first:] + pending[:first]))
+                if (pending := self._missing(pending)) and not written:
+                    time.sleep(POLL_SECONDS)
 
-    def _write_part(self, part: Part, helping: bool, show: Callable[[], None]) -> int:
-        """Write the missing blocks of a part, except those that other processes write; return how many were written.
+    def _write_block(self, part: Part, folder: Path) -> None:
+        """Write the arrays of a part into the folder of its block."""
+        with arrays_writer(folder, self.places) as append:
+            for arrays in part.make():
+                append(arrays)
 
-        If another process writes one of them, the rest of the part is left to it, except if this process is `helping`
-        with a long part. A part with known length is not read if nothing can be written.
-        """
-        known = range(self.lengths.get(part.name, 0))
-        if is_complete(self.folder) or (known and not any(can_be_built(self._block(part, i)) for i in known)):
-            return 0
-        written = 0
-        for number, (batches, is_last) in enumerate(part.blocks()):
-
-            def build(folder: Path, batches: Iterator[Arrays] = batches, is_last: Any = is_last) -> None:
-                nonlocal written
-                with arrays_writer(folder, self.places) as append:
-                    for arrays in batches:
-                        append(arrays)
-                if is_last():
-                    (folder / LAST).touch()
-                written += 1
-
-            block = self._block(part, number)
-            if build_if_free(block, build):
-                show()
-                if (cache_dir() / block / LAST).exists():
-                    self.lengths[part.name] = number + 1
-                    break
-            elif not (helping and part.long):
-                break
-        else:
-            self.lengths[part.name] = number + 1
-        return written
-
-    def _block(self, part: Part, number: int) -> str:
-        """The name of the folder of a block."""
-        return f"{self.shared.name}/{part.name}-{number:04}"
+    def _block(self, part: Part) -> str:
+        """The name of the folder of the block of a part."""
+        return f"{self.shared.name}/{part.name}"
 
     def _missing(self, parts: list[Part]) -> list[Part]:
         """Those of the given parts that are not complete; none once all parts have been joined."""
         if is_complete(self.folder):
             return []
-        return [part for part in parts if self._blocks(part) is None]
-
-    def _blocks(self, part: Part) -> list[Path] | None:
-        """The folders of the blocks of a part, in order; None if one is missing or damaged."""
-        found: list[Path] = []
-        while not found or not (found[-1] / LAST).exists():
-            found.append(cache_dir() / self._block(part, len(found)))
-            if not is_complete(found[-1]):
-                return None
-        return found
+        return [part for part in parts if not is_complete(cache_dir() / self._block(part))]
 
     def _join(self, folder: Path) -> None:
-        """Write the arrays of all parts."""
+        """Write the arrays of all parts.
+
+        Raises:
+            UserError: a block was damaged after it was written.
+        """
         with arrays_writer(folder, self.places) as append:
             append(self.first)
             for part in self.parts:
-                if (blocks := self._blocks(part)) is None:
-                    raise BlocksRemovedError
-                for block in blocks:
-                    append({path.stem: read_array(path) for path in sorted(block.glob("*.npy"))})
+                block = cache_dir() / self._block(part)
+                if not is_complete(block):
+                    raise UserError(f"{block} is damaged: start again, which writes it again")
+                append({path.stem: read_array(path) for path in sorted(block.glob("*.npy"))})
         if self.file:
             move_or_link(self.shared / self.file, folder)
-
-    def _remove_blocks(self, parts: list[Part]) -> None:
-        """Remove the blocks. Others in the same folder stay, as they may belong to another division."""
-        if not self.blocks_in:
-            shutil.rmtree(self.shared, ignore_errors=True)
-        elif self.shared.exists():
-            names = {part.name for part in parts}  # without "-"
-            for path in [path for path in self.shared.iterdir() if path.name.partition("-")[0] in names]:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def blocks_folder(name: str) -> Path:

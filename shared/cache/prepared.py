@@ -1,6 +1,6 @@
 """The cache of prepared data: each folder is built by one process and is complete or absent.
 
-Work that consists of many such folders is divided among processes: see `until_complete`.
+Work that consists of many such folders is divided among processes: see `division.py`.
 """
 
 import glob
@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -27,7 +26,6 @@ from shared.errors import UserError
 RECORD = "complete.json"  # the `fingerprints` of the folder when it was built
 EDGE_BYTES = 1 << 16  # how much of each end of a file is compared at each start: cheap for files of any size
 IN_MEMORY = 1 << 20  # maximum number of bytes of an array of `shared_array` that stays in memory
-POLL_SECONDS = 0.2  # between two looks at the work of other processes
 
 Job = TypeVar("Job")
 Prepared = TypeVar("Prepared")
@@ -58,16 +56,6 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
 def build_if_free(name: str, build: Callable[[Path], None]) -> bool:
     """As `build_once`, without waiting: False if another process is building the folder, True once it is complete."""
     return _build(cache_dir() / name, build, wait=False)
-
-
-def can_be_built(name: str) -> bool:
-    """Whether the folder `cache_dir()/name` is incomplete, and no other process is building it."""
-    folder = cache_dir() / name
-    try:
-        with locked(folder, wait=False):
-            return not is_complete(folder)
-    except Timeout:
-        return False
 
 
 def _build(folder: Path, build: Callable[[Path], None], wait: bool) -> bool:
@@ -160,31 +148,6 @@ def each_share(prepare: Callable[[Job], Prepared], jobs: Iterable[Job]) -> list[
     if left:
         raise Unfinished("; ".join(left))
     return done
-
-
-def until_complete(
-    pending: list[Job], missing: Callable[[list[Job]], list[Job]], write: Callable[[list[Job], bool], int]
-) -> None:
-    """Do the jobs `pending` together with all processes that do the same work; return when all of them are complete.
-
-    The processes coordinate by file locks alone (`build_if_free`), so they may belong to several launches and machines.
-    If one of them is killed, the others do its jobs.
-
-    Args:
-        pending: incomplete jobs.
-        missing: returns which of the given jobs are still incomplete.
-        write: called as `write(jobs, helping)`; does the given jobs in their order, except those that other processes
-            are doing, and returns how much it has done. `helping`: the process found nothing to do in the last pass.
-    """
-    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    helping = False
-    while pending:
-        first = len(pending) * rank // processes  # each process begins elsewhere
-        written = write(pending[first:] + pending[:first], helping)
-        pending = missing(pending)
-        if pending and helping and not written:
-            time.sleep(POLL_SECONDS)
-        helping = not written
 
 
 def fingerprints(folder: Path) -> dict[str, list[Any]]:

@@ -111,25 +111,15 @@ def opened(path: Path, source: str) -> Iterator[BinaryIO]:
             yield COMPRESSIONS[path.suffix.lower()](file) if is_compressed(path) else file
 
 
-def blocks_of_lines(path: Path, source: str, within: range | None = None) -> Iterator[tuple[int, bytes]]:
+def blocks_of_lines(path: Path, source: str) -> Iterator[tuple[int, bytes]]:
     """Whole lines of a text file, in blocks of about BLOCK_BYTES, each with the byte at which it begins.
 
-    Args:
-        path: of the file.
-        source: its name in messages.
-        within: only the lines that begin at these bytes.
-
     Raises:
-        UserError: a line is not UTF-8; names the line.
+        UserError: a line is not UTF-8; the message begins with `source` and names the line.
     """
+    at = 0
     with opened(path, source) as file:
-        at, stop = 0, float("inf")
-        if within is not None:
-            at, stop = within.start, within.stop
-        if at:
-            file.seek(at - 1)
-            at += len(file.readline()) - 1  # skips the line of the byte before `within`
-        while at < stop and (block := file.read(int(min(BLOCK_BYTES, stop - at)))):
+        while block := file.read(BLOCK_BYTES):
             if not block.endswith(b"\n"):
                 block += file.readline()
             try:
@@ -141,6 +131,12 @@ def blocks_of_lines(path: Path, source: str, within: range | None = None) -> Ite
                 ) from None
             yield at, block if at else block.removeprefix(codecs.BOM_UTF8)
             at += len(block)
+
+
+def lines_of(block: bytes) -> pa.Array:
+    """The lines of a block, without their ends."""
+    text = pa.array([block.decode().removesuffix("\n")], pa.large_string())
+    return pc.utf8_rtrim(pc.split_pattern(text, "\n").flatten(), "\r")
 
 
 def line_number(path: Path, source: str, at: int) -> int:
@@ -203,19 +199,6 @@ def without_dictionaries(schema: pa.Schema) -> pa.Schema:
         if pa.types.is_dictionary(field.type):
             schema = schema.set(place, field.with_type(field.type.value_type))
     return schema
-
-
-def row_groups(path: Path, most_bytes: int) -> list[tuple[range, int]]:
-    """Ranges of row groups of a Parquet file with at most `most_bytes` uncompressed, or of one, with their bytes."""
-    metadata = pyarrow.parquet.read_metadata(path)
-    found: list[tuple[range, int]] = []
-    for group in range(metadata.num_row_groups):
-        size = metadata.row_group(group).total_byte_size
-        if found and found[-1][1] + size <= most_bytes:
-            found[-1] = range(found[-1][0].start, group + 1), found[-1][1] + size
-        else:
-            found.append((range(group, group + 1), size))
-    return found
 
 
 # CSV

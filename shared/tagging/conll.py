@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.datasets.readers import blocks_of_lines
+from shared.datasets.readers import blocks_of_lines, lines_of
 from shared.errors import UserError, count_of
 from shared.tagging.tags import TAGS, WORDS
 
 KINDS = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 DOCUMENT = "-DOCSTART-"  # CoNLL-2003 begins each document with a line of this word, which is not part of the text
-TEXT = pa.large_string()
 
 
 def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.Table]:
@@ -29,8 +28,7 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
     width = lines_before = 0
     begun: list[pa.Table] = []  # words of a sentence that has not ended
     for _, piece in blocks_of_lines(path, source):
-        lines = pc.split_pattern(pa.array([piece.decode().removesuffix("\n")], TEXT), "\n").flatten()
-        lines = pc.utf8_rtrim(lines, "\r")
+        lines = lines_of(piece)
         between = pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT))
         numbers = lines_before + 1 + np.flatnonzero(pc.invert(between))
         lines_before += len(lines)

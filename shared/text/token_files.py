@@ -5,11 +5,10 @@ files are read, so the same files work for every --max_length.
 """
 
 import hashlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.division import Block, Division, Part
+from shared.cache.division import Division, Part
 from shared.cache.prepared import Arrays, key_digest, read_array, text_once
 from shared.datasets import documents as sources
 from shared.datasets.documents import Batches, Documents
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from shared.text.remote_tokens import RemoteTokens
 
 BATCH_CHARACTERS = 1 << 18  # in a batch of texts: the tokenizer needs about 30 bytes of memory for each
-BLOCK_CHARACTERS = 1 << 25  # of a block of a long part, or a few more; changing it prepares all data again
 DIGESTED = 1 << 20  # lengths of documents that are digested at once
 
 Ints = NDArray[np.int64]
@@ -73,29 +71,21 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
         raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
     encoder = Encoder(tokenizer, None)
 
-    def make(batches: Batches) -> Iterator[Arrays]:
-        for texts in _small_batches(batches):
+    def make(part: sources.Part) -> Iterator[Arrays]:
+        for texts in _small_batches(part.batches()):
             ids, lengths, _ = encoder.encode(texts)
             unknown = np.array([np.count_nonzero(ids == encoder.unknown)])
             skipped = np.array([np.count_nonzero(lengths == 0)])
             offsets = np.cumsum(lengths[lengths > 0])
             yield {"tokens": ids, "offsets": offsets, "unknown": unknown, "skipped": skipped}
 
-    def blocks(part: sources.Part) -> Iterator[Block]:
-        if not part.long:
-            yield make(part.batches()), lambda: True
-            return
-        for batches, is_last in in_blocks(part.batches()):
-            yield make(batches), is_last
-
-    settings = key_digest(encoder.identity, BLOCK_CHARACTERS)
+    settings = key_digest(encoder.identity)
     division = Division(
         f"corpus-{key_digest(settings, documents.content())}",
-        [Part(key_digest(part.content), partial(blocks, part), part.long) for part in documents.parts()],
+        [Part(part.content, partial(make, part)) for part in documents.parts],
         f"tokenizing {documents.source}",
         places={"offsets": "tokens"},
         first={"tokens": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},
-        blocks_in=f"documents-{settings}",
         threads=encoder.threads,
     )
     folder = division.build()
@@ -116,36 +106,6 @@ def _digest(folder: Path) -> str:
     for start in range(0, len(offsets) - 1, DIGESTED):
         content.update(np.diff(offsets[start : start + DIGESTED + 1]).data)
     return content.hexdigest()
-
-
-def in_blocks(batches: Batches) -> Iterator[tuple[Batches, Callable[[], bool]]]:
-    """Cut documents into blocks, and yield (batches of a block, is_last).
-
-    A block ends with the document that brings it to BLOCK_CHARACTERS, so the cut does not depend on the batches. A
-    block must be read, or is skipped, before the next one; nothing is read before its batches are requested.
-    `is_last()` is known once the block has been read. Without documents there is one empty block.
-    """
-    batches = filter(None, batches)
-    ahead: deque[list[str | None]] = deque()  # documents after the block that have been read: at most one batch
-
-    def block() -> Batches:
-        room = BLOCK_CHARACTERS
-        while room > 0 and (batch := ahead.popleft() if ahead else next(batches, None)):
-            ends = np.cumsum([len(text or "") for text in batch])
-            count = int(np.searchsorted(ends, room)) + 1  # documents until the block is full
-            room -= int(ends[-1])
-            if count < len(batch):
-                ahead.append(batch[count:])
-            yield batch[:count]
-        if not ahead:
-            ahead.extend(islice(batches, 1))
-
-    while True:
-        documents = block()
-        yield documents, lambda: not ahead
-        deque(documents, 0)  # skips what was not read
-        if not ahead:
-            return
 
 
 def _small_batches(batches: Batches) -> Iterator[list[str]]:

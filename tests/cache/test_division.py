@@ -11,14 +11,13 @@ import pytest
 import runs
 
 from shared.cache import division, prepared
-from shared.cache.division import Division, Part, parts_of
+from shared.cache.division import Division, parts_of
 from shared.cache.prepared import Unfinished, each_share, only_task
 from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 COUNT, SIZE = 23, 4
-STREAM = 3  # the part that is read from its start: it has several blocks
 
 
 def nothing(_):
@@ -31,17 +30,8 @@ def make(items, note=nothing):
         yield {"squares": np.full(item % 3, item**2), "offsets": np.array([item % 3])}
 
 
-def blocks_of(items, note=nothing):
-    """The items of a stream in blocks of two; those of a block that is not read are skipped."""
-    remaining = list(items)
-    while remaining:
-        block, remaining = remaining[:2], remaining[2:]
-        yield make(block, note), lambda: not remaining  # noqa: B023  asked before the next block
-
-
 def squares(note=nothing, **changes):
     parts = parts_of(COUNT, SIZE, partial(make, note=note))
-    parts[STREAM] = Part("stream", partial(blocks_of, range(STREAM * SIZE, (STREAM + 1) * SIZE), note), long=True)
     first = {"offsets": np.zeros(1, np.int64)}
     return replace(Division("squares", parts, "squaring numbers", {"offsets": "squares"}, first), **changes)
 
@@ -76,14 +66,13 @@ def test_any_number_of_processes_write_the_same_arrays(processes):
     check_result()
 
 
-@pytest.mark.parametrize(("kill_at", "left"), [(9, range(8, COUNT)), (15, range(14, COUNT))], ids=["block", "stream"])
-def test_after_a_kill_only_the_missing_blocks_are_written(kill_at, left):
-    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 1, kill_at), 1)
+def test_after_a_kill_only_the_missing_blocks_are_written():
+    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 1, 9), 1)
     context.processes[0].join(60)
     assert context.processes[0].exitcode == -signal.SIGKILL
     read = []
     folder = squares(read.append).build()
-    assert sorted(read) == [*left]
+    assert sorted(read) == [*range(8, COUNT)]
     check_result(folder)
 
 
@@ -95,9 +84,9 @@ def test_the_other_processes_write_the_blocks_of_a_killed_one():
     check_result()
 
 
-def test_a_process_leaves_the_blocks_of_others_and_reads_a_stream_only_to_help(monkeypatch):
-    """A second process runs while the first one reads the first item of the stream: it writes all other blocks."""
-    read, streams = [], []
+def test_a_process_leaves_the_blocks_of_others(monkeypatch):
+    """A second process runs while the first one reads the item 12: it writes all other blocks, then waits."""
+    read = []
 
     class Waits(Exception):
         """The second process has nothing left to do."""
@@ -105,22 +94,17 @@ def test_a_process_leaves_the_blocks_of_others_and_reads_a_stream_only_to_help(m
     def wait(_):
         raise Waits
 
-    helping = squares(lambda item: read.append(-item))
-    stream = helping.parts[STREAM]
-    helping.parts[STREAM] = replace(stream, blocks=lambda: streams.append(stream) or stream.blocks())
-
     def second(item):
         read.append(item)
-        if item == STREAM * SIZE:
+        if item == 3 * SIZE:
             with monkeypatch.context() as patch:
-                patch.setattr(prepared.time, "sleep", wait)
+                patch.setattr(division.time, "sleep", wait)
                 with pytest.raises(Waits):
-                    helping.build()
+                    squares(lambda item: read.append(-item)).build()
 
     folder = squares(second).build()
     assert sorted(map(abs, read)) == [*range(COUNT)], "each item once"
-    assert {-14, -15, -COUNT + 1} <= {*read}
-    assert len(streams) == 3, "two looks, and one pass to help"
+    assert read[3 * SIZE + 1 :] == [*range(-4 * SIZE, -COUNT, -1), *range(3 * SIZE + 1, 4 * SIZE)]
     check_result(folder)
 
 
@@ -142,7 +126,7 @@ def test_a_damaged_block_is_written_again_and_no_other(damage):
 
     with pytest.raises(UserError, match=r"^item 20 is bad$"):
         squares(refuse).build()
-    block = prepared.cache_dir() / f"squares.blocks/{4:012}-{8:012}-0000"
+    block = prepared.cache_dir() / f"squares.blocks/{4:012}-{8:012}"
     if damage == "cut short":
         runs.truncate(block / "squares.npy")
     else:
@@ -153,24 +137,17 @@ def test_a_damaged_block_is_written_again_and_no_other(damage):
     check_result(folder)
 
 
-def test_after_the_correction_of_a_part_the_blocks_of_the_others_are_complete():
-    def refuse(item):
-        if item == 21:
-            raise UserError("item 21 is bad")
+def test_a_block_that_is_damaged_before_the_join_is_never_left_out(monkeypatch):
+    build_once = division.build_once
 
-    def named(note, **changes):
-        found = squares(note, blocks_in="numbers", **changes)
-        return replace(found, parts=[replace(part, name=part.name.replace("-", "")) for part in found.parts])
+    def damage(name, build):
+        prepared.shutil.rmtree(prepared.cache_dir() / f"squares.blocks/{4:012}-{8:012}")
+        return build_once(name, build)
 
-    with pytest.raises(UserError):
-        named(refuse).build()
-    (prepared.cache_dir() / "numbers.blocks/other-0000").mkdir()
-    read = []
-    folder = named(read.append, name="corrected").build()
-    assert read == [20, 21, 22]
-    assert [path.name for path in (prepared.cache_dir() / "numbers.blocks").iterdir()] == ["other-0000"]
-    prepared.shutil.rmtree(prepared.cache_dir() / "numbers.blocks")
-    check_result(folder)
+    monkeypatch.setattr(division, "build_once", damage)
+    with pytest.raises(UserError, match="is damaged: start again"):
+        squares().build()
+    monkeypatch.undo()
 
 
 def test_a_task_of_an_array_writes_its_share_of_several_folders():

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections import deque
 
 import pyarrow as pa
 import pyarrow.csv
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shared.datasets import readers
-from shared.datasets.documents import first_texts, load_documents, of_file, of_table
+from shared.datasets.documents import first_texts, load_documents, of_files, of_table
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 
@@ -40,7 +39,7 @@ def write(folder, kind):
 
 @pytest.mark.parametrize("kind", ["txt", "csv", "tsv", "jsonl", "json", "parquet"])
 def test_every_kind_of_file_gives_its_texts(kind, tmp_path):
-    found = of_file(write(tmp_path, kind), "--train_file", "text")
+    found = of_files([write(tmp_path, kind)], "--train_file", "text")
     expected = [text.replace("\n", " ") if kind == "txt" else text for text in TEXTS if text.strip()]
     for _ in range(2):  # a source can be read several times
         texts = [text for batch in found.batches() for text in batch]
@@ -49,7 +48,7 @@ def test_every_kind_of_file_gives_its_texts(kind, tmp_path):
 
 def test_the_end_of_a_line_is_not_part_of_a_document(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"\xef\xbb\xbfone \r\n\r\n two\tthree\nfour")
-    assert [*of_file(str(tmp_path / "corpus.txt"), "--train_file", "text").batches()] == [
+    assert [*of_files([str(tmp_path / "corpus.txt")], "--train_file", "text").batches()] == [
         ["one ", "", " two\tthree", "four"]
     ]
 
@@ -59,14 +58,14 @@ def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, 
     """rsync -t and cp -p write such files."""
     path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
     path.write_text("one\n")
-    before, digest = path.stat(), of_file(str(path), "--train_file", "text").content()
-    assert of_file(str(path), "--train_file", "text").content() == digest
+    before, digest = path.stat(), of_files([str(path)], "--train_file", "text").content()
+    assert of_files([str(path)], "--train_file", "text").content() == digest
     time.sleep(0.05)  # the kernel's clock for file times has a resolution of a few milliseconds
     other.write_text("two\n")
     other.replace(path) if replaced else path.write_text("two\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    assert of_file(str(path), "--train_file", "text").content() != digest
+    assert of_files([str(path)], "--train_file", "text").content() != digest
 
 
 def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
@@ -75,7 +74,7 @@ def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
     rows = [f"{i},text {i}" for i in range(200)] + ["x,last"]
     (tmp_path / "corpus.csv").write_text("\n".join(["id,text", *rows]))
     texts = [
-        text for batch in of_file(str(tmp_path / "corpus.csv"), "--train_file", "text").batches() for text in batch
+        text for batch in of_files([str(tmp_path / "corpus.csv")], "--train_file", "text").batches() for text in batch
     ]
     assert texts == [*(f"text {i}" for i in range(200)), "last"]
 
@@ -100,6 +99,7 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
     [
         ("none.txt", None, "no such file"),
         ("empty.txt", b"", "is empty"),
+        ("empty.jsonl", b"", "has no rows"),
         ("corpus.xyz", b"a", "unknown kind of file"),
         ("latin.txt", b"good\n\xe9t\xe9\n", "not UTF-8 (line 2)"),
         ("latin.jsonl", b'{"text": "\xe9"}\n', "not UTF-8 (line 1)"),
@@ -117,13 +117,8 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path, name, conte
     if content is not None:
         (tmp_path / name).write_bytes(content)
 
-    def read():
-        documents = of_file(str(tmp_path / name), "--train_file", "text")
-        documents.content()
-        deque(documents.batches(), 0)
-
     with pytest.raises(UserError) as caught:
-        read()
+        of_files([str(tmp_path / name)], "--train_file", "text")
     message = str(caught.value)
     assert expected in message
     assert "\n" not in message
@@ -132,12 +127,12 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path, name, conte
 
 def test_a_column_name_for_a_file_without_columns_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--text_column_name words: .* has lines and no columns"):
-        of_file(write(tmp_path, "txt"), "--train_file", "words")
+        of_files([write(tmp_path, "txt")], "--train_file", "words")
 
 
 def test_a_column_of_numbers_is_refused(tmp_path):
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
     with pytest.raises(UserError, match="contains int64, not text"):
-        of_file(str(tmp_path / "numbers.parquet"), "--train_file", "text")
+        of_files([str(tmp_path / "numbers.parquet")], "--train_file", "text")
     with pytest.raises(UserError, match="contains int64, not text"):
         of_table(pa.table({"text": [1, 2]}), "text")

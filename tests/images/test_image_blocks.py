@@ -4,10 +4,12 @@ import errno
 import io
 import os
 import signal
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import runs
+from filelock import Timeout
 from PIL import Image
 from small_images import EIGHT, config, folders
 
@@ -171,19 +173,27 @@ def test_after_an_interrupted_join_no_image_is_decoded_again(photos, alone, monk
 @pytest.mark.parametrize("step", [0, 1], ids=["check", "decoding"])
 def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(photos, alone, monkeypatch, decoded, step):
     """Between its list of the missing blocks and its first block, another process does all the work."""
-    until_complete, calls, inspected = division.until_complete, [], []
+    missing, calls, inspected = division.Division._missing, [], []
     monkeypatch.setattr(checks, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
 
-    def after_all_others(*args):
-        calls.append(args)
-        if len(calls) == step + 1:
-            load(photos)
-        until_complete(*args)
+    def before_all_others(self, parts):
+        found = missing(self, parts)
+        if found and self.folder not in calls:
+            calls.append(self.folder)
+            if len(calls) == step + 1:
+                load(photos)
+        return found
 
-    monkeypatch.setattr(division, "until_complete", after_all_others)
+    monkeypatch.setattr(division.Division, "_missing", before_all_others)
     load(photos)
     assert len(decoded) == len(inspected) == TRAINING + VALIDATION
     assert content() == alone
+
+
+def is_free(folder):
+    with suppress(Timeout), prepared.locked(folder, wait=False):
+        return True
+    return False
 
 
 @pytest.mark.parametrize("moment", range(29))
@@ -195,7 +205,7 @@ def test_at_any_moment_another_process_may_join_all_blocks_and_remove_them(photo
         complete = is_complete(folder)
         if folder.parent == prepared.cache_dir() and not complete:
             looks.append(folder)
-            if len(looks) == moment + 1 and prepared.can_be_built(folder.name):  # else this process holds the lock
+            if len(looks) == moment + 1 and is_free(folder):  # else this process holds the lock
                 load(photos)
         return complete
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +17,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shared.cache import prepared
+from shared.datasets import arrow_files
 from shared.datasets import documents as documents_module
 from shared.datasets import readers as readers_module
-from shared.datasets.documents import load_documents, of_file, of_files, of_table
+from shared.datasets.documents import load_documents, of_files, of_table
 from shared.datasets.tables import named
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 from shared.pretrained.tokenizers import special_tokens_around
-from shared.text import token_files
 from shared.text.corpus import split_documents, tokenize_parts
 from shared.text.encoder import Encoder
 from shared.text.masking import Masking, masking_for
@@ -35,7 +34,6 @@ from shared.text.pieces import Selection
 from shared.text.token_files import (
     Corpus,
     MaskedDocuments,
-    in_blocks,
     tokenize_documents,
 )
 from shared.text.tokenized import train_tokenizer
@@ -48,7 +46,7 @@ SMALL = {
     (documents_module, "PART_BYTES"): 2000,
     (documents_module, "BATCH_DOCUMENTS"): 10,
     (readers_module, "BLOCK_BYTES"): 300,
-    (token_files, "BLOCK_CHARACTERS"): 900,
+    (arrow_files, "IN_MEMORY"): 1000,
 }
 
 
@@ -98,28 +96,6 @@ def masked(corpus, tokenizer, max_length, documents=None):
 
 
 # Division
-
-
-@given(st.lists(st.lists(st.text("a", max_size=9) | st.none(), max_size=4), max_size=12), st.integers(1, 20), st.data())
-def test_blocks_hold_each_document_once_whichever_are_read(batches, size, data):
-    documents = [*chain.from_iterable(batches)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_files, "BLOCK_CHARACTERS", size)
-        blocks, last = [], []
-        for block, is_last in in_blocks(iter(batches)):
-            blocks.append([*chain.from_iterable(block)])
-            last.append(is_last())
-        chosen = data.draw(st.sets(st.integers(0, len(blocks) - 1)))
-        some = {
-            i: [*chain.from_iterable(block)] for i, (block, _) in enumerate(in_blocks(iter(batches))) if i in chosen
-        }
-        one_batch = [[*chain.from_iterable(block)] for block, _ in in_blocks(iter([documents]))]
-    assert [*chain.from_iterable(blocks)] == documents
-    for block in blocks[:-1]:
-        assert sum(len(text or "") for text in block) >= size > sum(len(text or "") for text in block[:-1])
-    assert last == [False] * (len(blocks) - 1) + [True]
-    assert some == {i: blocks[i] for i in chosen}
-    assert one_batch == blocks, "the cut does not depend on the batches"
 
 
 def in_another_process(rank, files, cache, processes, kill_at=None):
@@ -187,10 +163,10 @@ def test_a_written_mask_token_stays_text_and_documents_without_text_are_skipped(
 def test_tokens_have_the_smallest_type_and_are_stored_once_by_content(tmp_path, monkeypatch):
     for name in ("one", "copy"):
         (tmp_path / f"{name}.txt").write_text("\n".join(TEXTS))
-    first = tokenize_documents(of_file(tmp_path / "one.txt", "--train_file", "text"), word_tokenizer())
+    first = tokenize_documents(of_files([str(tmp_path / "one.txt")], "--train_file", "text"), word_tokenizer())
     assert first.tokens.dtype == np.uint16
     monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
-    assert tokenize_documents(of_file(tmp_path / "copy.txt", "--train_file", "text"), word_tokenizer()) == first
+    assert tokenize_documents(of_files([str(tmp_path / "copy.txt")], "--train_file", "text"), word_tokenizer()) == first
     monkeypatch.undo()
     large = word_tokenizer()
     monkeypatch.setattr(type(large), "get_vocab", lambda _: {"a": 0, "b": 1 << 16})
@@ -280,7 +256,7 @@ import numpy as np, pyarrow.csv, pyarrow.parquet, torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from shared.plan.batches import Plan
-from shared.datasets.documents import of_file
+from shared.datasets.documents import of_files
 from shared.text.pieces import Selection
 from shared.text.token_files import MaskedDocuments, tokenize_documents
 from shared.plan.loading import Loader
@@ -294,7 +270,7 @@ tokenizer("one two")
 in_use = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()  # data and stack
 limit = in_use + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # anonymous memory; maps of files are not counted
-file = tokenize_documents(of_file(sys.argv[1], "--train_file", "text"), tokenizer)
+file = tokenize_documents(of_files([sys.argv[1]], "--train_file", "text"), tokenizer)
 data = MaskedDocuments(file, Selection(), 4096, ([], []), masking_for(tokenizer, 0.3), 0)
 plan = Plan(lengths=data.lengths, weights=data.masked, packed=True, seed=0, global_batch_size=64, max_steps=3)
 loader = Loader(data, plan, Packing(), torch.device("cpu"))

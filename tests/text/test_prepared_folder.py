@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shared.cache.prepared import cache_dir
-from shared.datasets.documents import of_file
+from shared.datasets.documents import of_files
 from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed
@@ -51,7 +51,7 @@ def small_blocks(tmp_path_factory):
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
     path.write_text("\n".join(TEXTS))
-    return tokenize_documents(of_file(path, "--train_file", "text"), word_tokenizer())
+    return tokenize_documents(of_files([str(path)], "--train_file", "text"), word_tokenizer())
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from shared.cache.prepared import (
     cache_dir,
     is_complete,
     locked,
+    place_to_begin,
     read_array,
     share_of_task,
 )
@@ -127,8 +128,7 @@ class Division:
         if not (pending := self._missing(mine)):
             return
         # One process prints the progress of all. If only one part is missing, that is the process that writes it.
-        rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        silent: dict[str, Any] = {"disable": True} if rank and len(pending) > 1 else {}
+        silent: dict[str, Any] = {"disable": True} if int(os.environ.get("RANK", 0)) and len(pending) > 1 else {}
         shown: dict[str, Any] = {"unit": " parts", "mininterval": 0.5, "delay": self.delay} | silent
         with tqdm(desc=self.title, total=len(self.parts), **shown) as bar, ThreadPoolExecutor(self.threads) as pool:
 
@@ -141,7 +141,7 @@ class Division:
                 return written
 
             while pending:
-                first = len(pending) * rank // processes  # each process begins elsewhere
+                first = place_to_begin(len(pending))
                 written = sum(pool.map(write, pending[first:] + pending[:first]))
                 if (pending := self._missing(pending)) and not written:
                     time.sleep(POLL_SECONDS)

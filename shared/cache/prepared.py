@@ -132,6 +132,13 @@ def share_of_task(jobs: Sequence[Job]) -> list[Job]:
     return [*jobs[task::tasks]]
 
 
+def place_to_begin(count: int) -> int:
+    """Where this process begins with `count` jobs that all processes and tasks share: each begins elsewhere."""
+    task, tasks = _task.get()
+    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    return count * (task * processes + rank) // (tasks * processes)
+
+
 def each_share(prepare: Callable[[Job], Prepared], jobs: Iterable[Job]) -> list[Prepared]:
     """`prepare(job)` for each job, in order; a task of a job array does its share of all of them before it ends.
 

@@ -5,7 +5,6 @@ default is the embedded docstrings.
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from shared.cache.prepared import key_digest
+from shared.cache.prepared import key_digest, place_to_begin
 from shared.datasets import arrow_files
 from shared.datasets.readers import blocks, blocks_of_lines, find_files, is_compressed, kind_of, lines_of, opened
 from shared.datasets.rows import column_of, content_of, is_text, named, no_such_column, source_of
@@ -145,7 +144,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
 
     source, how = f"{flag} {' '.join(given)}", f"documents {column_name} {csv_delimiter}"
     groups = small_together(sizes)
-    begin = len(groups) * int(os.environ.get("RANK", 0)) // int(os.environ.get("WORLD_SIZE", 1))
+    begin = place_to_begin(len(groups))
     found: dict[range, Documents] = {}
     for group in groups[begin:] + groups[:begin]:
         table = arrow_files.load(files[group.start : group.stop], flag, source, read, how)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_files import COMPRESS
 
+from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers
 from shared.datasets import documents as documents_module
 from shared.datasets.documents import of_files, of_table, small_together
@@ -107,6 +108,21 @@ def test_small_files_are_read_together_and_large_files_have_several_parts(tmp_pa
     assert texts[-1] == TEXTS[:1] * 2
     assert [text for part in texts[1:-1] for text in part] == TEXTS[:40]
     assert len(texts) > 4
+
+
+def test_processes_and_tasks_begin_with_different_files(tmp_path, small_parts, monkeypatch):
+    names = [write(tmp_path, f"{name}.txt") for name in "abcd"]
+    read = []
+    load = arrow_files.load
+    monkeypatch.setattr(arrow_files, "load", lambda files, *rest: read.append(files[0].stem) or load(files, *rest))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with only_task(0, 2):
+        first = of_files(names, "--train_file", "text")
+    with only_task(1, 2):
+        again = of_files(names, "--train_file", "text")
+    assert "".join(read) == "bcda" + "dabc"
+    assert texts_of(first) == texts_of(again) == 4 * TEXTS
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 12))

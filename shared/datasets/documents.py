@@ -137,7 +137,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
             if empty:
                 raise UserError(f"{source} is empty")
             return
-        for table in blocks(file, source, csv_delimiter):
+        for table in blocks(file, source, csv_delimiter, column_name):
             if column_name not in table.column_names:
                 raise no_such_column(table.column_names, column_name, FLAG, source)
             yield table.select([column_name])

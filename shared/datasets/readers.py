@@ -11,6 +11,7 @@ import lzma
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -146,22 +147,28 @@ def line_number(path: Path, source: str, at: int) -> int:
         return 1 + sum(block.count(b"\n") for block in blocks)
 
 
-def blocks(path: Path, source: str, csv_delimiter: str | None = None) -> Iterator[pa.Table]:
+def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: str | None = None) -> Iterator[pa.Table]:
     """The rows of a file, in tables of about BLOCK_BYTES; only a JSON array is in memory as a whole.
 
     The columns of a CSV file are untyped text: see `rows.as_written`. The types and columns of a JSON file are those
     of the rows in a block, so they may differ between blocks.
+
+    Args:
+        path: of the file.
+        source: its name in messages.
+        csv_delimiter: --csv_delimiter.
+        column: a column of text; others need not be read, and in a JSON file their rows may have different types.
 
     Raises:
         UserError: the file cannot be read, is malformed or has no rows; the message begins with `source`.
     """
     kind, rows = kind_of(path), 0
     if kind == ".parquet":
-        found = _parquet_blocks(path, source)
+        found = _parquet_blocks(path, source, column)
     elif kind in (".csv", ".tsv"):
         found = _csv_blocks(path, source, separator_of(kind, csv_delimiter))
     else:
-        found = _json_blocks(path, source)
+        found = _json_blocks(path, source, column)
     with about(source):
         for table in found:
             refuse_repeated(table.column_names, source)
@@ -177,19 +184,22 @@ def refuse_repeated(names: list[str], source: str) -> None:
         raise UserError(f"{source} has two columns with the name {min(repeated)}: rename one")
 
 
-def _parquet_blocks(path: Path, source: str) -> Iterator[pa.Table]:
+def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Table]:
     """The row groups of a Parquet file, each in blocks of about BLOCK_BYTES."""
     with opened(path, source) as content:
         # Parquet is read from its end, so a compressed file must be in memory.
         file = pa.BufferReader(content.read()) if is_compressed(path) else path
         with pyarrow.parquet.ParquetFile(file, memory_map=True) as parquet:
-            plain = without_dictionaries(parquet.schema_arrow)
+            schema = parquet.schema_arrow
+            if column in schema.names:
+                schema = pa.schema([schema.field(column)], schema.metadata)
+            plain = without_dictionaries(schema)
             for number in range(parquet.num_row_groups):
                 group = parquet.metadata.row_group(number)
                 at_once = group.num_rows * BLOCK_BYTES // max(group.total_byte_size, BLOCK_BYTES)
-                for batch in parquet.iter_batches(max(1, at_once), row_groups=[number]):
+                for batch in parquet.iter_batches(max(1, at_once), row_groups=[number], columns=schema.names):
                     batch.validate(full=True)  # the Parquet reader does not check that text is UTF-8
-                    table = pa.Table.from_batches([batch]).replace_schema_metadata(parquet.schema_arrow.metadata)
+                    table = pa.Table.from_batches([batch]).replace_schema_metadata(schema.metadata)
                     yield table.cast(plain)
 
 
@@ -272,26 +282,26 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
 # JSON
 
 
-def _json_blocks(path: Path, source: str) -> Iterator[pa.Table]:
+def _json_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Table]:
     lines = blocks_of_lines(path, source)
     start = next((found for found in lines if not found[1].isspace()), (0, b""))
     if start[1].lstrip().startswith(b"["):
         with opened(path, source) as file:
             elements = json.loads(file.read())
         for first in range(0, len(elements), ARRAY_ROWS):
-            yield _parse_json("\n".join(map(json.dumps, elements[first : first + ARRAY_ROWS])).encode())
+            yield _parse_json("\n".join(map(json.dumps, elements[first : first + ARRAY_ROWS])).encode(), column)
         return
     for at, block in chain([start], lines):
         if not block or block.isspace():
             continue
         try:
-            yield _parse_json(block)
+            yield _parse_json(block, column)
         except pa.ArrowInvalid as error:
             first = line_number(path, source, at)
             for number, line in enumerate(block.split(b"\n"), first):
                 if line.strip() and (problem := why_no_object(line)):
                     raise UserError(f"{source} is malformed in line {number:,}: {problem}") from None
-            raise UserError(f"{source} is malformed after line {first - 1:,}: {error}") from None
+            raise UserError(f"{source} is malformed in line {first:,} or later: {error}") from None
 
 
 def why_no_object(line: bytes) -> str:
@@ -302,15 +312,20 @@ def why_no_object(line: bytes) -> str:
         return getattr(error, "msg", str(error))
 
 
-def _parse_json(data: bytes) -> pa.Table:
-    """The rows of JSON lines. Texts that look like dates stay texts."""
-    one_block = pyarrow.json.ReadOptions(block_size=len(data))
-    table = pyarrow.json.read_json(pa.BufferReader(data), one_block)
+def _parse_json(data: bytes, column: str | None) -> pa.Table:
+    """The rows of JSON lines. Texts that look like dates stay texts. If no row has a text in `column`, all columns."""
+    read = partial(pyarrow.json.read_json, read_options=pyarrow.json.ReadOptions(block_size=len(data)))
+    if column is not None:
+        only = pyarrow.json.ParseOptions(pa.schema([(column, pa.string())]), unexpected_field_behavior="ignore")
+        found = read(pa.BufferReader(data), parse_options=only)
+        if found[column].null_count < len(found):
+            return found
+    table = read(pa.BufferReader(data))
     texts = [pa.field(f.name, wanted) for f in table.schema if (wanted := _without_dates(f.type)) != f.type]
     if not texts:
         return table
-    options = pyarrow.json.ParseOptions(explicit_schema=pa.schema(texts))
-    return pyarrow.json.read_json(pa.BufferReader(data), one_block, options).select(table.column_names)
+    as_texts = pyarrow.json.ParseOptions(explicit_schema=pa.schema(texts))
+    return read(pa.BufferReader(data), parse_options=as_texts).select(table.column_names)
 
 
 def _without_dates(type_: pa.DataType) -> pa.DataType:

@@ -79,6 +79,15 @@ def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
     assert texts == [*(f"text {i}" for i in range(200)), "last"]
 
 
+def test_other_columns_of_a_json_file_may_have_different_types_in_each_row(tmp_path):
+    rows = [{"text": "a", "meta": 1}, {"meta": {"x": [1, "y"]}, "text": "2020-01-01"}, {"text": None, "meta": "z"}]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "corpus.json").write_text(json.dumps(rows))
+    for name in ("corpus.jsonl", "corpus.json"):
+        found = of_files([str(tmp_path / name)], "--train_file", "text")
+        assert [*found.batches()] == [["a", "2020-01-01", None]]
+
+
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
     monkeypatch.undo()  # the user's cache: gathering takes a while, and other tests have done it
     train, validation = load_documents(DataOptions(), "text")
@@ -106,6 +115,11 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
         ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "malformed in line 2: Expecting value"),
         ("list.jsonl", b'{"text": "a"}\n[1]\n', "malformed in line 2: not an object"),
         ("other.jsonl", b'{"words": "a"}\n', "no such column (columns: words)"),
+        (
+            "number.jsonl",
+            b'{"text": "a"}\n{"text": 5}\n',
+            "malformed in line 1 or later: JSON parse error: Column",
+        ),
         ("other.csv", b"id,words\n1,a\n", "no such column (columns: id, words)"),
         ("twice.csv", b"text,text\na,b\n", "two columns with the name text: rename one"),
         ("twice.tsv", b"id\tid\ttext\n1\t2\ta\n", "two columns with the name id: rename one"),

@@ -98,12 +98,12 @@ LINES = b'{"text": "a", "label": 1}\n\n'
         (
             "a.jsonl",
             LINES + b'{"text": "\\ud83d"}\n',
-            " is malformed after line 0: JSON parse error: The surrogate",
+            " is malformed in line 1 or later: JSON parse error: The surrogate",
         ),
         (
             "a.jsonl",
             LINES + b'{"label": "x"}\n',
-            " is malformed after line 0: JSON parse error: Column(/label)",
+            " is malformed in line 1 or later: JSON parse error: Column(/label)",
         ),
         ("a.json", b'[{"a": 1}, 2]', ": "),
         ("a.json", b'[{"a": 1}, {"a"', ": "),

@@ -13,9 +13,9 @@ recipes/embeddings.py and recipes/token_classification.py, and the images of rec
 uint8, however the processes are started. All other data, and tables of few texts, are prepared by one process per
 machine, and the others wait. After an interruption, the same command resumes.
 
---shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th part of the corpus or
-every N-th block of texts or images, and ends without waiting for the others. What is missing afterwards is prepared by
-the same command without --shard, or by the training run.
+--shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th block of documents,
+texts or images, and ends without waiting for the others. What is missing afterwards is prepared by the same command
+without --shard, or by the training run.
 
 --to FOLDER also copies the tokens of recipes/mlm.py, their index and their tokenizer to a folder. Copy this folder
 wherever you like, such as to an object store, and train on it: recipes/mlm.py --prepared_data FOLDER, or its URL.

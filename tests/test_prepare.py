@@ -7,8 +7,8 @@ import runs
 
 from shared import prepare
 from shared.config import options
-from shared.datasets import documents as documents_module
 from shared.errors import UserError
+from shared.text import token_files
 
 MLM = runs.ROOT / "recipes/mlm.py"
 LINES = [f"document {i} of some, and it has {i % 7} words of no use" for i in range(200)]
@@ -44,7 +44,7 @@ def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypa
 
 
 def test_the_tasks_of_an_array_prepare_the_corpus_together(flags, monkeypatch, capsys):
-    monkeypatch.setattr(documents_module, "PART_BYTES", 4000)
+    monkeypatch.setattr(token_files, "BLOCK_ROWS", 30)
     for task in (2, 0):
         prepare.prepare(MLM, flags, (task, 3))
         captured = capsys.readouterr()

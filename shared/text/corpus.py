@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from shared.cache.prepared import each_share
-from shared.datasets.documents import Documents, first_texts, load_documents
 from shared.errors import UserError, say
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
+from shared.text.documents import Documents, first_texts, load_documents
 from shared.text.pieces import Selection, held_out
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
 from shared.text.token_files import Corpus, tokenize_documents

@@ -7,8 +7,6 @@ files are read, so the same files work for every --max_length.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.division import Division, Part
+from shared.cache.division import Division, parts_of
 from shared.cache.prepared import Arrays, key_digest, read_array, text_once
-from shared.datasets import documents as sources
-from shared.datasets.documents import Batches, Documents
 from shared.errors import UserError, say
 from shared.pretrained.tokenizers import check_unknown
+from shared.text.documents import BLOCK_ROWS, Documents
 from shared.text.encoder import Encoder
 from shared.text.masking import Masking
 from shared.text.pieces import Selection, cut_into_pieces
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
     from shared.text.remote_tokens import RemoteTokens
 
-BATCH_CHARACTERS = 1 << 18  # in a batch of texts: the tokenizer needs about 30 bytes of memory for each
 DIGESTED = 1 << 20  # lengths of documents that are digested at once
 
 Ints = NDArray[np.int64]
@@ -71,18 +67,17 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
         raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
     encoder = Encoder(tokenizer, None)
 
-    def make(part: sources.Part) -> Iterator[Arrays]:
-        for texts in _small_batches(part.batches()):
+    def make(rows: range) -> Iterator[Arrays]:
+        for texts in documents.batches(rows):
             ids, lengths, _ = encoder.encode(texts)
             unknown = np.array([np.count_nonzero(ids == encoder.unknown)])
             skipped = np.array([np.count_nonzero(lengths == 0)])
             offsets = np.cumsum(lengths[lengths > 0])
             yield {"tokens": ids, "offsets": offsets, "unknown": unknown, "skipped": skipped}
 
-    settings = key_digest(encoder.identity)
     division = Division(
-        f"corpus-{key_digest(settings, documents.content())}",
-        [Part(part.content, partial(make, part)) for part in documents.parts],
+        f"corpus-{key_digest(encoder.identity, documents.content)}",
+        parts_of(len(documents.texts), BLOCK_ROWS, make),
         f"tokenizing {documents.source}",
         places={"offsets": "tokens"},
         first={"tokens": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},
@@ -106,20 +101,6 @@ def _digest(folder: Path) -> str:
     for start in range(0, len(offsets) - 1, DIGESTED):
         content.update(np.diff(offsets[start : start + DIGESTED + 1]).data)
     return content.hexdigest()
-
-
-def _small_batches(batches: Batches) -> Iterator[list[str]]:
-    """The same texts in lists of at least one text and about BATCH_CHARACTERS; "" for None and white space."""
-    texts: list[str] = []
-    size = 0
-    for text in chain.from_iterable(batches):
-        texts.append(text if text and not text.isspace() else "")
-        size += len(texts[-1])
-        if size > BATCH_CHARACTERS:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
 
 
 class MaskedDocuments(Dataset):

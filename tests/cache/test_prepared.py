@@ -12,12 +12,12 @@ from runs import flip_a_bit, truncate
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file, shared_array
-from shared.datasets.documents import of_table
 from shared.datasets.rows import named
 from shared.demo_data import texts as demo_texts
 from shared.images.cache import build, corrupt_images, read
 from shared.images.decoding import Square
 from shared.images.sources import class_folders
+from shared.text.documents import of_table
 from shared.text.token_files import tokenize_documents
 from shared.text.tokenized import tokenize, train_tokenizer
 

@@ -12,11 +12,11 @@ from runs import refusal
 
 from shared.config import options
 from shared.config.options import differences
-from shared.datasets.documents import load_documents, of_files
 from shared.datasets.readers import find_files
 from shared.datasets.rows import column_of, source_of, where
 from shared.datasets.tables import load_tables, read_file
 from shared.options.data_options import DataOptions
+from shared.text.documents import load_documents, of_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -48,7 +48,7 @@ def write(path, rows):
 
 
 def texts_of(documents):
-    return [text for batch in documents.batches() for text in batch]
+    return documents.texts.to_pylist()
 
 
 def refusals(given):
@@ -97,9 +97,9 @@ def test_several_files_are_read_in_the_order_of_their_names_however_they_are_giv
         assert source_of(table) == f"--train_file {' '.join(given)}"
         documents = of_files(given, "--train_file", "text")
         assert texts_of(documents) == [text for text, _ in ROWS]
-        digest = documents.content()
+        digest = documents.content
     (tmp_path / "data").rename(tmp_path / "moved")
-    assert of_files([str(tmp_path / "moved")], "--train_file", "text").content() == digest
+    assert of_files([str(tmp_path / "moved")], "--train_file", "text").content == digest
 
 
 def test_after_a_split_a_row_is_named_by_its_file_and_number(tmp_path):

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shared.cache.prepared import cache_dir
-from shared.datasets.documents import of_files
 from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed
 from shared.text import prepared_folder, remote_tokens
+from shared.text.documents import of_files
 from shared.text.masking import masking_for
 from shared.text.pieces import Selection
 from shared.text.prepared_folder import open_prepared, write_prepared

@@ -4,60 +4,44 @@ Files become Arrow files in the cache, once. Data sets of the Hub and of `save_t
 default is the embedded docstrings.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shared.cache.prepared import key_digest, place_to_begin
 from shared.datasets import arrow_files
 from shared.datasets.readers import blocks, blocks_of_lines, find_files, is_compressed, kind_of, lines_of, opened
-from shared.datasets.rows import column_of, content_of, is_text, named, no_such_column, source_of
+from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
 from shared.datasets.tables import read_dataset
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
+from shared.text.table_texts import batches_of, digest_of
 
 FLAG = "--text_column_name"
-BATCH_DOCUMENTS = 100  # rows that are read at once
-PART_BYTES = 1 << 25  # of a part of a corpus; changing it prepares all data again
+BLOCK_ROWS = 1 << 10  # documents of a block; more if there are many
+GROUP_BYTES = 1 << 25  # of small files that become one Arrow file
 COMPRESSION = 4  # assumed size of the content of a compressed file, relative to the file
 TEXT_FILES = (".txt", ".text", ".md")
 KINDS = (*TEXT_FILES, ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
-Batches = Iterator[list[str | None]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Consecutive documents of a corpus."""
-
-    content: str  # a digest of them
-    texts: pa.ChunkedArray  # None and white space are not documents
-
-    def batches(self) -> Batches:
-        """Yield lists of texts."""
-        for chunk in self.texts.chunks:
-            for start in range(0, len(chunk), BATCH_DOCUMENTS):
-                yield chunk.slice(start, BATCH_DOCUMENTS).to_pylist()
-
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts in parts of about PART_BYTES, or of one block of an Arrow file."""
+    """The texts of a corpus."""
 
     source: str  # their name in messages: "--train_file corpus.txt"
-    parts: tuple[Part, ...]
+    texts: pa.ChunkedArray  # null and white space are not documents
+    content: str  # a digest of the texts
 
-    def batches(self) -> Batches:
-        """Yield lists of texts; None and white space are not documents."""
-        return chain.from_iterable(part.batches() for part in self.parts)
-
-    def content(self) -> str:
-        """A digest of all texts."""
-        return key_digest([part.content for part in self.parts])
+    def batches(self, rows: range) -> Iterator[list[str]]:
+        """Yield the texts of some documents in lists (see `batches_of`); "" for null and white space."""
+        texts = self.texts.slice(rows.start, len(rows))
+        nothing = pa.scalar("", texts.type)
+        texts = pc.fill_null(texts, nothing)
+        return batches_of(pa.table({"text": pc.if_else(pc.utf8_is_space(texts), nothing, texts)}))
 
 
 def load_documents(config: DataOptions, text_column_name: str) -> tuple[Documents, Documents | None]:
@@ -98,17 +82,8 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
         UserError: the column does not exist, or its type is not text.
     """
     texts = column_of(table, column_name, FLAG, as_text=True)
-    if not is_text(texts.type):
-        raise UserError(f"{FLAG} {column_name}: this column of {source_of(table)} contains {texts.type}, not text")
-    parts: list[Part] = []
-    first = 0
-    for together in small_together([chunk.nbytes for chunk in texts.chunks]):
-        part = pa.chunked_array(texts.chunks[together.start : together.stop], texts.type)
-        content = content_of(table)
-        digest = key_digest(content, column_name, first, len(part)) if content else digest_of(part)
-        parts.append(Part(digest, part))
-        first += len(part)
-    return Documents(source_of(table), tuple(parts))
+    refuse_other_types(texts.type, column_name, source_of(table))
+    return Documents(source_of(table), texts, digest_of(b"", table, pa.table({column_name: texts})))
 
 
 def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
@@ -129,50 +104,59 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
             raise UserError(f"{FLAG} {column_name}: {flag} {file} has lines and no columns: remove the flag")
 
     def read(file: Path, source: str) -> Iterator[pa.Table]:
-        if kind_of(file) in TEXT_FILES:
-            empty = True
-            for _, block in blocks_of_lines(file, source):
-                yield pa.table({"text": lines_of(block)})
-                empty = False
-            if empty:
-                raise UserError(f"{source} is empty")
-            return
-        for table in blocks(file, source, csv_delimiter, column_name):
-            if column_name not in table.column_names:
-                raise no_such_column(table.column_names, column_name, FLAG, source)
-            yield table.select([column_name])
+        empty = True
+        for texts in _texts_of(file, source, column_name, csv_delimiter):
+            yield pa.table({"text": texts.cast(pa.large_string())})
+            empty = False
+        if empty:
+            raise UserError(f"{source} is empty")
 
     source, how = f"{flag} {' '.join(given)}", f"documents {column_name} {csv_delimiter}"
     groups = small_together(sizes)
     begin = place_to_begin(len(groups))
     found: dict[range, Documents] = {}
     for group in groups[begin:] + groups[:begin]:
-        table = arrow_files.load(files[group.start : group.stop], flag, source, read, how)
-        found[group] = of_table(table, column_name)
-    return Documents(source, tuple(part for group in groups for part in found[group].parts))
+        found[group] = of_table(arrow_files.load(files[group.start : group.stop], flag, source, read, how), "text")
+    texts = [chunk for group in groups for chunk in found[group].texts.chunks]
+    return Documents(
+        source, pa.chunked_array(texts, pa.large_string()), key_digest([found[group].content for group in groups])
+    )
+
+
+def _texts_of(
+    file: Path, source: str, column_name: str, csv_delimiter: str | None
+) -> Iterator[pa.Array | pa.ChunkedArray]:
+    """The texts of a file, in blocks."""
+    if kind_of(file) in TEXT_FILES:
+        for _, block in blocks_of_lines(file, source):
+            yield lines_of(block)
+        return
+    for table in blocks(file, source, csv_delimiter, column_name):
+        if column_name not in table.column_names:
+            raise no_such_column(table.column_names, column_name, FLAG, source)
+        texts = table[column_name]
+        if not pa.types.is_null(texts.type):
+            refuse_other_types(texts.type, column_name, source)
+        yield texts
+
+
+def refuse_other_types(type_: pa.DataType, column_name: str, source: str) -> None:
+    """Raise UserError if the type of a column is not text."""
+    if not is_text(type_):
+        raise UserError(f"{FLAG} {column_name}: this column of {source} contains {type_}, not text")
 
 
 def small_together(sizes: Sequence[int]) -> list[range]:
-    """Cut a list into ranges of consecutive items with at most PART_BYTES, or of one; `sizes` are in bytes."""
+    """Cut a list into ranges of consecutive items with at most GROUP_BYTES, or of one; `sizes` are in bytes."""
     ranges: list[range] = []
     room = -1
     for place, size in enumerate(sizes):
         if size > room:
             ranges.append(range(place, place))
-            room = PART_BYTES
+            room = GROUP_BYTES
         ranges[-1] = range(ranges[-1].start, place + 1)
         room -= size
     return ranges
-
-
-def digest_of(texts: pa.ChunkedArray) -> str:
-    """A digest of texts in memory, independent of Arrow's chunk boundaries."""
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts.to_pylist():
-        encoded = (text or "").encode()
-        digest.update(len(encoded).to_bytes(8, "little"))
-        digest.update(encoded)
-    return digest.hexdigest()
 
 
 def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
@@ -182,11 +166,13 @@ def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
         UserError: there is no text.
     """
     texts: list[str] = []
-    size = 0
-    for text in chain.from_iterable(documents.batches()):
-        if text and not text.isspace():
-            texts.append(text)
-            size += len(text)
+    count, size = len(documents.texts), 0
+    for start in range(0, count, BLOCK_ROWS):
+        for batch in documents.batches(range(start, min(start + BLOCK_ROWS, count))):
+            for text in filter(None, batch):
+                if size < most_bytes:
+                    texts.append(text)
+                    size += len(text)
         if size >= most_bytes:
             break
     if not texts:

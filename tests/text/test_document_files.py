@@ -1,4 +1,4 @@
-"""The parts of a corpus hold all documents, once and in order, and each can be read without the others."""
+"""The documents of files of every kind are read once, whatever the sizes of the files and of the blocks."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from test_files import COMPRESS
 
 from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers
-from shared.datasets import documents as documents_module
-from shared.datasets.documents import of_files, of_table, small_together
 from shared.datasets.readers import blocks_of_lines, line_number
 from shared.errors import UserError
+from shared.text import documents as documents_module
+from shared.text.documents import of_files, of_table, small_together
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -23,12 +23,11 @@ TEXTS = [f"document {i} " + "é, x " * (i % 7) for i in range(60)]
 KINDS = ("txt", "jsonl", "csv", "parquet", "json", "txt.gz", "jsonl.zst", "csv.xz", "parquet.gz")
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
-    """Parts of about 300 bytes, and Arrow files of more than 100 bytes."""
-    monkeypatch.setattr(documents_module, "PART_BYTES", 300)
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Groups of files of about 300 bytes, and Arrow files of more than 100 bytes in small blocks."""
+    monkeypatch.setattr(documents_module, "GROUP_BYTES", 300)
     monkeypatch.setattr(arrow_files, "IN_MEMORY", 100)
-    monkeypatch.setattr(documents_module, "BATCH_DOCUMENTS", 4)
     monkeypatch.setattr(readers, "BLOCK_BYTES", 50)
 
 
@@ -51,8 +50,8 @@ def write(folder, name, texts=TEXTS):
     return str(path)
 
 
-def texts_of(part):
-    return [text for batch in part.batches() for text in batch]
+def read(names):
+    return of_files([str(name) for name in names], "--train_file", "text")
 
 
 @given(st.lists(st.text("aé\r \u2028", max_size=5), max_size=12), st.booleans(), st.booleans(), st.integers(1, 9))
@@ -72,63 +71,53 @@ def test_blocks_hold_each_line_once(tmp_path_factory, words, mark, ends, size):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_parts_of_every_kind_of_file_hold_its_documents(tmp_path, small_parts, kind):
-    documents = of_files([write(tmp_path, f"a.{kind}")], "--train_file", "text")
-    parts = documents.parts
-    assert [text for part in parts for text in texts_of(part)] == TEXTS == texts_of(documents)
-    assert texts_of(parts[-1]) == texts_of(parts[-1]), "a part can be read again"
-    assert (len(parts) > 2) == (kind != "json"), "an array of few rows is one block"
-    assert len({part.content for part in parts}) == len(parts)
+def test_every_kind_of_file_has_its_documents(tmp_path, kind):
+    documents = read([write(tmp_path, f"a.{kind}")])
+    assert documents.texts.to_pylist() == TEXTS
+    blocks = [[*documents.batches(range(start, min(start + 7, 60)))] for start in range(0, 60, 7)]
+    assert [text for block in blocks for batch in block for text in batch] == TEXTS, "also some of them"
 
 
-def test_parts_depend_on_the_content_and_not_on_the_path(tmp_path, small_parts):
-    first = of_files([write(tmp_path, "a.txt")], "--train_file", "text").parts
-    again = of_files([write(tmp_path, "b.txt")], "--train_file", "text").parts
-    other = of_files([write(tmp_path, "c.txt", TEXTS[:-1])], "--train_file", "text").parts
-    contents = [[part.content for part in parts] for parts in (first, again, other)]
-    assert contents[0] == contents[1]
-    assert not {*contents[0]} & {*contents[2]}
+def test_the_digest_depends_on_the_content_and_not_on_the_path(tmp_path):
+    first, again, other = write(tmp_path, "a.txt"), write(tmp_path, "b.txt"), write(tmp_path, "c.txt", TEXTS[:-1])
+    assert read([first]).content == read([again]).content != read([other]).content
 
 
-def test_the_parts_of_a_table_in_memory_have_the_digests_of_their_texts(small_parts):
-    table = pa.chunked_array([TEXTS[start : start + 7] for start in range(0, len(TEXTS), 7)])
-    documents = of_table(pa.table({"text": table}), "text")
-    again = of_table(pa.table({"text": table, "other": table}), "text")
-    assert [text for part in documents.parts for text in texts_of(part)] == TEXTS
-    assert len(documents.parts) > 4
-    assert documents.content() == again.content()
-    assert documents.content() != of_table(pa.table({"text": table.slice(1)}), "text").content()
+def test_a_table_in_memory_has_the_digest_of_its_texts():
+    texts = pa.chunked_array([TEXTS[start : start + 7] for start in range(0, len(TEXTS), 7)])
+    one, again = pa.table({"text": texts}), pa.table({"text": TEXTS, "other": TEXTS})
+    assert of_table(one, "text").content == of_table(again, "text").content
+    assert of_table(one, "text").content != of_table(one.slice(1), "text").content
 
 
-def test_small_files_are_read_together_and_large_files_have_several_parts(tmp_path, small_parts):
-    sizes = {"a": 2, "b": 2, "c": 40, "d": 1, "e": 1}
-    names = [write(tmp_path, f"{name}.txt", TEXTS[:count]) for name, count in sizes.items()]
-    texts = [texts_of(part) for part in of_files(names, "--train_file", "text").parts]
-    assert texts[0] == TEXTS[:2] * 2
-    assert texts[-1] == TEXTS[:1] * 2
-    assert [text for part in texts[1:-1] for text in part] == TEXTS[:40]
-    assert len(texts) > 4
-
-
-def test_processes_and_tasks_begin_with_different_files(tmp_path, small_parts, monkeypatch):
-    names = [write(tmp_path, f"{name}.txt") for name in "abcd"]
-    read = []
+def test_small_files_are_read_together(tmp_path, monkeypatch):
+    sizes, groups = {"a": 2, "b": 2, "c": 40, "d": 1, "e": 1}, []
     load = arrow_files.load
-    monkeypatch.setattr(arrow_files, "load", lambda files, *rest: read.append(files[0].stem) or load(files, *rest))
+    monkeypatch.setattr(arrow_files, "load", lambda files, *rest: groups.append(len(files)) or load(files, *rest))
+    documents = read([write(tmp_path, f"{name}.txt", TEXTS[:count]) for name, count in sizes.items()])
+    assert groups == [2, 1, 2]
+    assert documents.texts.to_pylist() == TEXTS[:2] * 2 + TEXTS[:40] + TEXTS[:1] * 2
+
+
+def test_processes_and_tasks_begin_with_different_files(tmp_path, monkeypatch):
+    names = [write(tmp_path, f"{name}.txt") for name in "abcd"]
+    loaded = []
+    load = arrow_files.load
+    monkeypatch.setattr(arrow_files, "load", lambda files, *rest: loaded.append(files[0].stem) or load(files, *rest))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with only_task(0, 2):
-        first = of_files(names, "--train_file", "text")
+        first = read(names)
     with only_task(1, 2):
-        again = of_files(names, "--train_file", "text")
-    assert "".join(read) == "bcda" + "dabc"
-    assert texts_of(first) == texts_of(again) == 4 * TEXTS
+        again = read(names)
+    assert "".join(loaded) == "bcda" + "dabc"
+    assert first.texts.to_pylist() == again.texts.to_pylist() == 4 * TEXTS
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 12))
 def test_groups_are_as_large_as_possible(sizes, most):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents_module, "PART_BYTES", most)
+        patch.setattr(documents_module, "GROUP_BYTES", most)
         groups = small_together(sizes)
     assert [i for group in groups for i in group] == list(range(len(sizes)))
     totals = [sum(sizes[i] for i in group) for group in groups]
@@ -137,7 +126,7 @@ def test_groups_are_as_large_as_possible(sizes, most):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst", "a.txt"])
-def test_an_error_names_the_line_of_the_file(tmp_path, small_parts, name):
+def test_an_error_names_the_line_of_the_file(tmp_path, name):
     path = tmp_path / name
     bad, problem = (b"\xe9\n", "is not UTF-8 (line 41)") if name == "a.txt" else (b"{\n", "malformed in line 41")
     whole = write(tmp_path, name.removesuffix(".zst"), TEXTS[:40])
@@ -147,5 +136,5 @@ def test_an_error_names_the_line_of_the_file(tmp_path, small_parts, name):
     if name.endswith(".zst"):
         path.write_bytes(COMPRESS["zst"]((tmp_path / "a.jsonl").read_bytes()))
     with pytest.raises(UserError, match=re.escape(problem)) as caught:
-        of_files([str(path)], "--train_file", "text")
+        read([path])
     assert str(caught.value).startswith(f"--train_file {path} ")

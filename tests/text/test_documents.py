@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from shared.datasets import readers
-from shared.datasets.documents import first_texts, load_documents, of_files, of_table
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
+from shared.text.documents import first_texts, load_documents, of_files, of_table
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -41,16 +41,13 @@ def write(folder, kind):
 def test_every_kind_of_file_gives_its_texts(kind, tmp_path):
     found = of_files([write(tmp_path, kind)], "--train_file", "text")
     expected = [text.replace("\n", " ") if kind == "txt" else text for text in TEXTS if text.strip()]
-    for _ in range(2):  # a source can be read several times
-        texts = [text for batch in found.batches() for text in batch]
-        assert [text for text in texts if text and text.strip()] == expected
+    assert [text for text in found.texts.to_pylist() if text and text.strip()] == expected
 
 
 def test_the_end_of_a_line_is_not_part_of_a_document(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"\xef\xbb\xbfone \r\n\r\n two\tthree\nfour")
-    assert [*of_files([str(tmp_path / "corpus.txt")], "--train_file", "text").batches()] == [
-        ["one ", "", " two\tthree", "four"]
-    ]
+    found = of_files([str(tmp_path / "corpus.txt")], "--train_file", "text")
+    assert found.texts.to_pylist() == ["one ", "", " two\tthree", "four"]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["written over", "put in its place"])
@@ -58,14 +55,14 @@ def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, 
     """rsync -t and cp -p write such files."""
     path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
     path.write_text("one\n")
-    before, digest = path.stat(), of_files([str(path)], "--train_file", "text").content()
-    assert of_files([str(path)], "--train_file", "text").content() == digest
+    before, digest = path.stat(), of_files([str(path)], "--train_file", "text").content
+    assert of_files([str(path)], "--train_file", "text").content == digest
     time.sleep(0.05)  # the kernel's clock for file times has a resolution of a few milliseconds
     other.write_text("two\n")
     other.replace(path) if replaced else path.write_text("two\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    assert of_files([str(path)], "--train_file", "text").content() != digest
+    assert of_files([str(path)], "--train_file", "text").content != digest
 
 
 def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
@@ -73,10 +70,8 @@ def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BLOCK_BYTES", 200)
     rows = [f"{i},text {i}" for i in range(200)] + ["x,last"]
     (tmp_path / "corpus.csv").write_text("\n".join(["id,text", *rows]))
-    texts = [
-        text for batch in of_files([str(tmp_path / "corpus.csv")], "--train_file", "text").batches() for text in batch
-    ]
-    assert texts == [*(f"text {i}" for i in range(200)), "last"]
+    found = of_files([str(tmp_path / "corpus.csv")], "--train_file", "text")
+    assert found.texts.to_pylist() == [*(f"text {i}" for i in range(200)), "last"]
 
 
 def test_other_columns_of_a_json_file_may_have_different_types_in_each_row(tmp_path):
@@ -85,13 +80,14 @@ def test_other_columns_of_a_json_file_may_have_different_types_in_each_row(tmp_p
     (tmp_path / "corpus.json").write_text(json.dumps(rows))
     for name in ("corpus.jsonl", "corpus.json"):
         found = of_files([str(tmp_path / name)], "--train_file", "text")
-        assert [*found.batches()] == [["a", "2020-01-01", None]]
+        assert found.texts.to_pylist() == ["a", "2020-01-01", None]
+        assert [*found.batches(range(3))] == [["a", "2020-01-01", ""]]
 
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
     monkeypatch.undo()  # the user's cache: gathering takes a while, and other tests have done it
     train, validation = load_documents(DataOptions(), "text")
-    sizes = [sum(len(text) for batch in part.batches() for text in batch) for part in (train, validation)]
+    sizes = [part.texts.nbytes for part in (train, validation)]
     assert sum(sizes) > 5e6
     assert 0.05 < sizes[1] / sum(sizes) < 0.3
 

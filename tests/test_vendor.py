@@ -35,13 +35,13 @@ def test_a_copy_has_no_more_than_the_recipe_imports(tmp_path):
     target, _, packages = copied(tmp_path, recipe="docs/examples/diabetes.py")
     rooms = {path.name for path in (target / "shared").iterdir() if path.is_dir()}
     assert "run" in rooms
-    assert not rooms & {"text", "images", "predictions", "preflight"}
+    assert not rooms & {"text", "images", "predictions", "report"}
     assert not packages & {"evaluate", "onnx", "peft", "pillow", "pytorch-optimizer"}
 
 
 def test_further_modules_are_copied_with_what_they_import(tmp_path):
     target, *_ = copied(tmp_path, "shared.preflight", "shared.compare", recipe="docs/examples/diabetes.py")
-    assert (target / "shared/preflight/__main__.py").is_file()
+    assert (target / "shared/preflight.py").is_file()
     words = [sys.executable, "-m", "shared.compare"]
     found = subprocess.run(words, cwd=target, capture_output=True, text=True, check=False)
     assert "usage: python -m shared.compare" in found.stderr

@@ -1,6 +1,5 @@
 """Private and undocumented attributes of Accelerate: prepared objects, the process state, handlers, FSDP."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -32,11 +31,6 @@ def set_ddp_handler(accelerator: Any, handler: Any) -> None:
     The documented way, `kwargs_handlers`, accepts only Accelerate's own class, which does not support custom hooks.
     """
     accelerator.ddp_handler = handler
-
-
-def set_trackers(accelerator: Any, trackers: Sequence[Any]) -> None:
-    """`Accelerator.log_with`, undocumented after construction: set the trackers that `init_trackers` will start."""
-    accelerator.log_with = list(trackers)
 
 
 def reset_state(processes: bool) -> None:

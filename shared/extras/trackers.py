@@ -7,10 +7,8 @@ import importlib.util
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from shared.compat import of_accelerate
 from shared.config.options import plain, shown
 from shared.errors import UserError
 from shared.extras.hub import unreachable
@@ -19,7 +17,6 @@ from shared.monitoring.log import described, warn
 from shared.processes.collectives import on_main_process
 
 PROJECT = "accelerate-recipes"
-TRACKERS = ("wandb", "tensorboard", "trackio")
 PROMPT_TIMEOUT = 120  # seconds that wandb may wait for a key to be typed; below the process group's time-out
 UPLOAD_TIMEOUT = 120  # seconds that a lost network may hold up the end of a run; `wandb sync` uploads the rest
 
@@ -46,23 +43,16 @@ class Trackers(Hook):
         def start() -> tuple[str, str]:
             # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
             identity = progress.run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-            output_dir, name, settings = Path(config.output_dir), config.run_name, plain(config)
-            started, states = [], []
-            for kind in config.report_to:
-                self.accelerator.trackers.clear()
+            states = []
+            for kind in (kind for kind in config.report_to if kind in STARTERS):
                 try:
-                    if kind == "wandb":
-                        states.append(start_wandb(self.accelerator, output_dir, PROJECT, name, identity, settings))
-                    elif kind == "tensorboard":
-                        states.append(start_tensorboard(self.accelerator, output_dir, settings, progress.step))
-                    elif kind == "trackio":
-                        states.append(start_trackio(self.accelerator, PROJECT, name, identity, settings))
-                    started += self.accelerator.trackers  # the next init_trackers empties this list
+                    tracker, state = STARTERS[kind](config, identity, progress.step)
+                    self.accelerator.trackers.append(tracker)
+                    states.append(state)
                 except Exception as error:  # a tracker that did not start cannot be ended either
                     failure = f"{kind} did not start: {described(error)}"
                     warn(f"--report_to {failure}; metrics.jsonl will have all values")
                     states.append(f"none ({failure})")
-            self.accelerator.trackers = started
             return identity, "; ".join(states)
 
         progress.run_id, self.state = on_main_process(self.accelerator, start)
@@ -72,7 +62,14 @@ class Trackers(Hook):
     def logged(self, step: int, values: Mapping[str, Value]) -> None:
         """Send the numbers of a line. Text, such as the digest of the samples, stays in metrics.jsonl."""
         numbers = {key: value for key, value in values.items() if not isinstance(value, str)}
-        self._guarded("failed and was dropped", lambda tracker: send(tracker, step, numbers))
+
+        def send(tracker: Any) -> None:
+            if tracker.name == "wandb":  # its own counter drops the steps that a resumed run trains again
+                tracker.log({"step": step, **numbers})
+            else:
+                tracker.log({**numbers}, step=step)
+
+        self._guarded("failed and was dropped", send)
 
     def closed(self) -> None:
         """End the trackers."""
@@ -99,41 +96,37 @@ def require_trackers(report_to: Sequence[str]) -> None:
     for name in report_to:
         if name == "none":
             continue
-        if name not in TRACKERS:
-            raise UserError(f"--report_to {name} is unknown: use none, {', '.join(TRACKERS)}")
+        if name not in STARTERS:
+            raise UserError(f"--report_to {name} is unknown: use none, {', '.join(STARTERS)}")
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # without origin: only a folder of that name, such as wandb/
             raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")
 
 
-def start_wandb(
-    accelerator: Any, output_dir: Path, project: str, run_name: str | None, run_id: str, config: Mapping[str, object]
-) -> str:
-    """Start wandb in OUTPUT_DIR/wandb, online or offline; the line for the launch card."""
+def start_wandb(config: Any, run_id: str, step: int) -> tuple[Any, str]:
+    """Start wandb in OUTPUT_DIR/wandb, online or offline; the tracker, and the line for the launch card."""
     import wandb
     from accelerate.tracking import WandBTracker
 
     mode, why_offline = wandb_mode()
     tracker = WandBTracker(
-        os.environ.get("WANDB_PROJECT", project),  # an argument of wandb.init would override it
+        os.environ.get("WANDB_PROJECT", PROJECT),  # an argument of wandb.init would override it
         id=run_id,
-        name=run_name,
-        dir=str(output_dir),
+        name=config.run_name,
+        dir=config.output_dir,
         mode=mode,
         resume="allow",
         settings=wandb.Settings(finish_timeout=UPLOAD_TIMEOUT),
     )
-    of_accelerate.set_trackers(accelerator, [tracker])
-    accelerator.init_trackers(project, config=dict(config))
-    run = tracker.run
-    # The step is a field and not wandb's own counter, which drops the steps that a resumed run trains again.
-    run.define_metric("*", step_metric="step")
-    if run.disabled:
-        return f"wandb (disabled: {why_offline})"
-    if run.offline:
-        parts = output_dir / "wandb" / f"offline-run-*-{run_id}"  # one folder for each time the run is resumed
-        return f"wandb (offline: {why_offline}; sync later with `wandb sync {parts}`)"
-    return f"wandb ({run.url})"
+    tracker.start()
+    tracker.store_init_configuration(plain(config))
+    tracker.run.define_metric("*", step_metric="step")
+    if tracker.run.disabled:
+        return tracker, f"wandb (disabled: {why_offline})"
+    if tracker.run.offline:
+        parts = f"{config.output_dir}/wandb/offline-run-*-{run_id}"  # one folder for each time the run is resumed
+        return tracker, f"wandb (offline: {why_offline}; sync later with `wandb sync {parts}`)"
+    return tracker, f"wandb ({tracker.run.url})"
 
 
 def wandb_mode() -> tuple[str | None, str]:
@@ -158,45 +151,32 @@ def wandb_mode() -> tuple[str | None, str]:
     return (None, "") if found else ("offline", "no API key was given")
 
 
-def start_tensorboard(accelerator: Any, output_dir: Path, config: Mapping[str, object], step: int) -> str:
-    """Start TensorBoard in OUTPUT_DIR/tensorboard; the line for the launch card."""
+def start_tensorboard(config: Any, run_id: str, step: int) -> tuple[Any, str]:
+    """Start TensorBoard in OUTPUT_DIR/tensorboard; the tracker, and the line for the launch card."""
     from accelerate.tracking import TensorBoardTracker
 
     # Hides the events of steps that are trained again; in a new run, those of an earlier run in the same folder.
-    purge_step = step + 1 if step else 0
-    tracker = TensorBoardTracker("tensorboard", str(output_dir), purge_step=purge_step)
-    of_accelerate.set_trackers(accelerator, [tracker])
-    accelerator.init_trackers("tensorboard", config=flat(config))
-    return f"tensorboard (`tensorboard --logdir {output_dir}`)"
+    tracker = TensorBoardTracker("tensorboard", config.output_dir, purge_step=step + 1 if step else 0)
+    tracker.start()
+    accepted = bool | int | float | str
+    settings = {name: it if isinstance(it, accepted) else str(it) for name, it in plain(config).items()}
+    tracker.store_init_configuration(settings)
+    return tracker, f"tensorboard (`tensorboard --logdir {config.output_dir}`)"
 
 
-def start_trackio(
-    accelerator: Any, project: str, run_name: str | None, run_id: str, config: Mapping[str, object]
-) -> str:
-    """Start trackio, which keeps its data in TRACKIO_DIR; the line for the launch card."""
+def start_trackio(config: Any, run_id: str, step: int) -> tuple[Any, str]:
+    """Start trackio, which keeps its data in TRACKIO_DIR; the tracker, and the line for the launch card."""
     from accelerate.tracking import TrackioTracker
 
-    name = f"{run_name}-{run_id}" if run_name else run_id  # trackio resumes by name, so the name has to be unique
-    tracker = TrackioTracker(project, name=name, resume="allow", embed=False)
-    of_accelerate.set_trackers(accelerator, [tracker])
-    accelerator.init_trackers(project, config=dict(config))
-    return f"trackio (run {name}; `trackio show --project {project}`)"
+    name = f"{config.run_name}-{run_id}" if config.run_name else run_id  # trackio resumes by name, which must be unique
+    tracker = TrackioTracker(PROJECT, name=name, resume="allow", embed=False)
+    tracker.start()
+    tracker.store_init_configuration(plain(config))
+    return tracker, f"trackio (run {name}; `trackio show --project {PROJECT}`)"
 
 
-def send(tracker: Any, step: int, numbers: Mapping[str, float | int]) -> None:
-    """Log one line's numbers; text, such as the digest of the samples, stays in metrics.jsonl."""
-    if tracker.name == "wandb":
-        tracker.log({"step": step, **numbers})
-    else:
-        tracker.log(dict(numbers), step=step)
-
-
-def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Settings as TensorBoard accepts them: nested names joined by a slash, other values than numbers as text."""
-    plain: dict[str, bool | int | float | str] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            plain |= flat(value, f"{prefix}{name}/")
-        else:
-            plain[prefix + name] = value if isinstance(value, bool | int | float | str) else str(value)
-    return plain
+STARTERS: dict[str, Callable[[Any, str, int], tuple[Any, str]]] = {
+    "wandb": start_wandb,
+    "tensorboard": start_tensorboard,
+    "trackio": start_trackio,
+}

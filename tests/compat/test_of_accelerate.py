@@ -5,7 +5,6 @@ from importlib.metadata import version
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.tracking import GeneralTracker
 from torch import nn
 
 from shared.compat import of_accelerate
@@ -55,22 +54,6 @@ def test_prepare_passes_the_settings_and_the_hook_of_the_handler_to_ddp(accelera
         torch.distributed.destroy_process_group()
     assert given == [model], f"{ACCELERATE}: prepare does not read Accelerator.ddp_handler; used for the DDP hook"
     assert not model.broadcast_buffers
-
-
-def test_init_trackers_starts_the_trackers_that_were_set(accelerator):
-    class Tracker(GeneralTracker):
-        name, requires_logging_directory, tracker = "ours", False, None
-
-        def store_init_configuration(self, values):
-            pass
-
-        def log(self, values, step=None, **_):
-            pass
-
-    tracker = Tracker()
-    of_accelerate.set_trackers(accelerator, [tracker])
-    accelerator.init_trackers("project")
-    assert accelerator.trackers == [tracker], f"{ACCELERATE}: init_trackers does not read Accelerator.log_with"
 
 
 def test_the_state_of_the_process_can_be_reset(accelerator):

@@ -19,7 +19,7 @@ from training_line import TRAINING
 from shared.errors import UserError
 from shared.extras import curves, trackers
 from shared.extras.curves import Curves
-from shared.extras.trackers import flat, require_trackers, wandb_mode
+from shared.extras.trackers import require_trackers, wandb_mode
 from shared.monitoring.log import read_metrics
 
 
@@ -106,7 +106,7 @@ def test_a_run_id_is_random_for_any_seed_unless_it_is_given(start):
     assert start(run_id="abcd1234").progress.run_id == "abcd1234"
 
 
-@pytest.mark.parametrize("name", trackers.TRACKERS)
+@pytest.mark.parametrize("name", trackers.STARTERS)
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=f"--report_to {name}: .*pip install {name}"):
@@ -116,7 +116,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
 def test_a_folder_with_the_name_of_a_tracker_does_not_count_as_installed(tmp_path, monkeypatch):
     (tmp_path / "tracker_of_tomorrow").mkdir()  # like the folder wandb/ beside a script after its first run
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(trackers, "TRACKERS", ("tracker_of_tomorrow",))
+    monkeypatch.setitem(trackers.STARTERS, "tracker_of_tomorrow", None)
     with pytest.raises(UserError, match="not installed"):
         require_trackers(["tracker_of_tomorrow"])
 
@@ -149,19 +149,18 @@ def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(nam
 
 
 def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(start, accelerator, monkeypatch, capsys):
-    recorders = {name: Recorder() for name in trackers.TRACKERS}
+    recorders = {name: Recorder() for name in trackers.STARTERS}
 
     def starts(name):
-        def begin(accelerator, *_):
-            accelerator.trackers = [recorders[name]]  # like Accelerate's init_trackers, which replaces the list
+        def begin(*_):
             if name == "trackio":
                 raise OSError("no server")
-            return f"{name} (here)"
+            return recorders[name], f"{name} (here)"
 
         return begin
 
     for name in recorders:
-        monkeypatch.setattr(trackers, f"start_{name}", starts(name))
+        monkeypatch.setitem(trackers.STARTERS, name, starts(name))
     tracker = start(report_to=["wandb", "trackio", "tensorboard"])
     assert (
         tracker.trackers.state == "wandb (here); none (trackio did not start: OSError: no server); tensorboard (here)"
@@ -173,15 +172,6 @@ def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(sta
     assert recorders["tensorboard"].seen == seen
     assert [values for _, values in recorders["wandb"].seen] == [values for _, values in seen]
     assert [recorder.finished for recorder in recorders.values()] == [1, 1, 0]
-
-
-def test_nested_settings_are_flattened_for_tensorboard():
-    assert flat({"a": {"b": {"c": 1}}, "d": None, "e": [1, 2], "f": True}) == {
-        "a/b/c": 1,
-        "d": "None",
-        "e": "[1, 2]",
-        "f": True,
-    }
 
 
 # wandb

@@ -9,6 +9,7 @@ Exit code 0: all processes connected, computed together and agree. Exit code 2: 
 cause.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import os
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +27,39 @@ import torch
 from torch import distributed as dist
 
 from shared.config import options
-from shared.errors import UserError
-from shared.preflight import connecting
+from shared.errors import UserError, first_line
 from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
+from shared.processes.agreement import Place
 from shared.run import launch_card
 from shared.run.command import load_recipe
 from shared.run.training_run import Ddp
 
 ROUNDS = 5
 LONG_ENOUGH = 0.1  # seconds; once an all-reduce takes that long, its size is not increased further
+PORT = "choose another MASTER_PORT (--main_process_port, --master-port) on all machines"
+CONNECTION = (
+    "open all ports between the machines, or name the network between them (GLOO_SOCKET_IFNAME=eth0, "
+    "NCCL_SOCKET_IFNAME=eth0); gloo also fails where /etc/hosts gives a machine a loopback address"
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the preflight and end this process. `argv`: [--timeout SECONDS] [RECIPE [ITS FLAGS]], or --help."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(__doc__)
-        return
+    usage = "%(prog)s [--timeout SECONDS] [RECIPE [ITS FLAGS]]"
+    parser = argparse.ArgumentParser("python -m shared.preflight", usage, __doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds in which the processes have to connect")
+    parser.add_argument("recipe", type=Path, nargs="?")
+    parser.add_argument("flags", nargs=argparse.REMAINDER)
+    given = parser.parse_args(argv)
+    if given.recipe and not given.recipe.is_file():
+        parser.error(f"{given.recipe} is not a file")
     signals.die_with_launcher()
     try:
-        seconds, recipe, flags = arguments(argv)
-        check(seconds, recipe, flags)
+        check(given.timeout, given.recipe, given.flags)
     except UserError as error:
         ending.refuse(error)
     ending.end()
-
-
-def arguments(argv: Sequence[str]) -> tuple[float, Path | None, list[str]]:
-    """Parse `argv` into the timeout in seconds, the recipe (None if not given) and its flags."""
-    seconds, rest = 30.0, list(argv)
-    if rest and rest[0] == "--timeout":
-        try:
-            seconds, rest = float(rest[1]), rest[2:]
-        except (IndexError, ValueError):
-            raise UserError("--timeout: give the seconds that the processes may take to connect") from None
-    if not rest:
-        return seconds, None, []
-    if not Path(rest[0]).is_file():
-        raise UserError(f"{rest[0]} is not a file: python -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]")
-    return seconds, Path(rest[0]), rest[1:]
 
 
 def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
@@ -73,15 +70,15 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     """
     module = load_recipe(recipe) if recipe else None
     config = options.parse(module.Config if module else options.Options, flags)
-    place = agreement.Place.of_environment()
+    place = Place.of_environment()
     on_cpu = rules.cpu_requested(os.environ) or not starting.has_accelerator()
     starting.check_environment(config, on_cpu)
     if place.processes > 1:
         with time_limit(seconds + 5, f"the processes connected to {place.where}, then one stopped"):
-            store = connecting.open_store(place, seconds)
+            store = open_store(place, seconds)
             agreement.compare(store, place, config, "cpu" if on_cpu else "gpu", seconds)
-            connecting.connect(store, place, seconds)
-    with time_limit(60, f"the all-reduce did not end: {connecting.connection_advice()}"):
+            connect(store, place, "gloo" if on_cpu else "cpu:gloo,cuda:nccl", seconds)
+    with time_limit(60, f"the all-reduce did not end: {CONNECTION}"):
         accelerator = starting.start(config)
         rows = {} if module else launch_card.hardware(accelerator, config, Ddp.name)  # a recipe prints them itself
         if place.processes > 1:
@@ -95,6 +92,65 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     if module:
         module.main(dataclasses.replace(config, dry_run=True))
     accelerator.print(f"ready: {place.processes} process{'es' * (place.processes > 1)}")
+
+
+def open_store(place: Place, seconds: float) -> dist.TCPStore:
+    """Return the store at MASTER_ADDR:MASTER_PORT, which rank 0 or the launcher opens, within `seconds`.
+
+    Raises:
+        UserError: rank 0 cannot open that address, or the others do not reach it; names the likely cause.
+        Preempted: another process of this machine was preempted.
+    """
+    begun, printed, host = time.monotonic(), False, socket.gethostname()
+    if place.serves:
+        try:
+            socket.create_server((place.address, place.port)).close()
+        except OSError as error:
+            raise UserError(
+                f"rank 0 cannot open its port on {host} ({error.strerror}): {PORT}, or start rank 0 on the machine "
+                "with this MASTER_ADDR"
+            ) from None
+    while not place.serves:
+        left = begun + seconds - time.monotonic()
+        try:  # torch retries as well, but prints pages and does not see that another process has ended
+            socket.create_connection((place.address, place.port), max(0.1, min(5, left))).close()
+            break
+        except OSError as error:
+            why = (
+                f"{host} cannot connect to rank 0 at {place.where} ({error.strerror or error}): start rank 0 there, "
+                "give the same MASTER_ADDR and MASTER_PORT on all machines, and open the port between them"
+            )
+        if left <= 0:
+            raise UserError(why)
+        agreement.raise_if_peer_ended()
+        printed = printed or agreement.print_if_long(begun, f"waiting: {why}")
+        time.sleep(0.2)
+    rest = timedelta(seconds=max(1.0, begun + seconds - time.monotonic()))
+    try:
+        return dist.TCPStore(place.address, place.port, place.processes, place.serves, rest, wait_for_workers=False)
+    except dist.DistError as error:
+        raise UserError(
+            f"what answers at {place.where} is not rank 0 of this launch, or a firewall on {host} blocks it "
+            f"({first_line(error)[:200]}): {PORT}"
+        ) from None
+
+
+def connect(store: dist.TCPStore, place: Place, backend: str, seconds: float) -> None:
+    """Make the default process group, in which each process connects to the others on random ports.
+
+    Raises:
+        UserError: the processes cannot connect; names the likely cause.
+    """
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.processes,
+            timeout=timedelta(seconds=seconds),
+        )
+    except RuntimeError as error:
+        raise UserError(f"the processes reach {place.where}, but {first_line(error)[:200]}: {CONNECTION}") from None
 
 
 @contextlib.contextmanager

@@ -19,12 +19,10 @@ from torch import Tensor
 
 from shared.cache.prepared import each_share
 from shared.config.fields import Limits, Meaning
-from shared.contrastive import retrieval, static, tuples
+from shared.contrastive import retrieval, tuples
 from shared.contrastive.gradient_cache import GradientCache
-from shared.contrastive.losses import check_dims
-from shared.contrastive.objectives import WITHOUT_SCORES, objective_of
-from shared.contrastive.pooling import Pooling, add_pooling
-from shared.contrastive.sentence_transformers_files import LOADING, SentenceTokenizer, check_modules
+from shared.contrastive.losses import WITHOUT_SCORES, check_dims, objective_of
+from shared.contrastive.models import LOADING, Pooling, SentenceTokenizer, add_pooling, check_modules, static_model
 from shared.contrastive.tuples import TextTuples, TupleCollate
 from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.models.optimizers import make_optimizer
@@ -111,7 +109,7 @@ def main(config: Config) -> dict[str, float]:
             return model(**{name: value for name, value in batch.items() if name != "targets"}).logits
 
         kept = config.kept_micro_batches or (1 if config.gradient_checkpointing else None)
-        cache = GradientCache(accelerator, plan, objective.loss, embed, kept)
+        cache = GradientCache(accelerator, plan, objective, embed, kept)
         width, compute_loss = model.config.hidden_size, cache.loss
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
@@ -184,7 +182,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
         model = load_pretrained("AutoModel", config.model_name_or_path, config.revision)
     else:
         model = new_encoder("AutoModel", tuples.with_one_length(config), tokenizer)
-    model = static.static_model(model, config.pooling) if config.static else model
+    model = static_model(model, config.pooling) if config.static else model
     share_padding(tokenizer, model)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(max(config.max_length), model.config)

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.config.fields import Share
 from shared.config.options import Options
-from shared.contrastive.mining import hardest_negatives
+from shared.contrastive.retrieval import SCORES_AT_ONCE, Task
 from shared.contrastive.tuples import FLAG, of_columns
 from shared.datasets.rows import column_of
 from shared.errors import UserError, say
@@ -31,9 +33,11 @@ from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.parts import BLOCK_ROWS, refuse_infinite
 from shared.predictions.prediction import Outputs, Prediction
 from shared.predictions.request import Flags, Request, parse
+from shared.processes.starting import without_tf32
 from shared.run.command import run
 
 COLUMN = "negatives"
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,49 @@ def mine(accelerator: Any, request: Request) -> Prediction:
     empty = {COLUMN: pa.array([], pa.list_(pa.large_string(), count))}
     prediction.columns, prediction.blocks = lambda *_: empty, blocks
     return prediction
+
+
+@without_tf32()
+def hardest_negatives(
+    anchors: Tensor, positives: Tensor, digests: tuple[Ints, Ints], count: int, share: float
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """The most similar allowed negatives of each sample, the most similar one first.
+
+    A negative is the positive of another sample. Its cosine with the anchor is at most `share` of the cosine of the
+    anchor and its own positive, as in NV-Retriever (Moreira et al., 2024, arXiv:2407.15831): more similar texts often
+    answer the anchor, too. It is no positive of the same anchor in any sample. Equal texts are one candidate. At most
+    SCORES_AT_ONCE similarities are in memory at a time, or those of one sample.
+
+    Args:
+        anchors, positives: the normalized embeddings of the samples, [N, width] each.
+        digests: int64 [N] each, of the anchors and positives; equal for equal texts.
+        count: negatives of a sample.
+        share: from 0 to 1. If the cosine of the positive is negative, its distance to the limit is the same as for a
+            positive one.
+
+    Returns:
+        int64 [N, count], the numbers of the samples whose positives are the negatives; bool [N], which samples have so
+        many. The numbers of the others mean nothing.
+    """
+    task = Task.of_digests(*digests)
+    queries = np.searchsorted(digests[0][task.queries], digests[0])  # of each sample
+    first, end = (np.searchsorted(task.pairs[:, 0], queries, side) for side in ("left", "right"))
+    documents = positives[torch.from_numpy(task.documents).to(positives.device)]
+    size, depth = len(documents), min(count, len(documents))
+    numbers, enough = np.zeros((len(anchors), count), np.int64), np.zeros(len(anchors), bool)
+    at_once = max(1, SCORES_AT_ONCE // size)
+    for start in range(0, len(anchors), at_once):
+        part = slice(start, start + at_once)
+        similarity = anchors[part] @ documents.T
+        of_positive = (anchors[part] * positives[part]).sum(1)
+        limit = of_positive - (1 - share) * of_positive.abs()
+        own = np.concatenate([task.pairs[a:b, 1] for a, b in zip(first[part], end[part], strict=True)])
+        rows = np.arange(len(similarity)).repeat(end[part] - first[part])
+        similarity[torch.from_numpy(rows), torch.from_numpy(own)] = -torch.inf
+        found = similarity.masked_fill_(similarity > limit[:, None], -torch.inf).topk(depth, dim=1)
+        numbers[part, :depth] = task.documents[found.indices.cpu().numpy()]
+        enough[part] = (found.values > -torch.inf).sum(1).cpu().numpy() == count
+    return numbers, enough
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.checkpoints.staging import available_memory
-from shared.contrastive.losses import CosentLoss, RankingLoss
+from shared.contrastive.losses import CosentLoss, RankingLoss, with_gradient
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
 from shared.processes.collectives import gather
@@ -94,7 +94,7 @@ class GradientCache:
         if self.accelerator.num_processes > 1:  # each place is filled on one process and zero on the others
             torch.distributed.all_reduce(table)
             torch.distributed.all_reduce(targets)
-        self.losses, self.gradient = self.batch_loss.with_gradient(table, targets)
+        self.losses, self.gradient = with_gradient(self.batch_loss, table, targets)
 
     def loss(self, micro_batch: MicroBatch, batch: Batch) -> Tensor:
         """The contribution of a micro-batch to the mean loss of its global batch.

@@ -1,16 +1,23 @@
-"""Losses of a batch of embeddings: to find the positive of an anchor, or to order pairs by their scores."""
+"""What pairs of texts are trained and evaluated for: to find the positive of an anchor, or to order pairs by scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.contrastive import retrieval
+from shared.contrastive.retrieval import SCORES_AT_ONCE  # with their graph they need several times the memory
+from shared.contrastive.tuples import TextTuples
 from shared.errors import UserError
+from shared.metrics.functions import SHIPPED
+from shared.processes.collectives import on_main_process
 from shared.processes.starting import without_tf32
 
-SCORES_AT_ONCE = 2**24  # similarities that are computed at once: 64 MiB, and several times as much with their graph
+# Pairs of fields that exclude each other: a pair with a score has no negatives and is searched by nobody.
+WITHOUT_SCORES = tuple(("label_column_name", name) for name in ("symmetric", "false_negative_margin", "corpus_file"))
 
 
 def check_dims(dims: Sequence[int], width: int) -> None:
@@ -55,14 +62,18 @@ class RankingLoss:
     dims: tuple[int, ...] = ()
     margin: float | None = None
 
-    def of_samples(self, embeddings: Tensor, digests: Tensor, first: int = 0, end: int | None = None) -> Tensor:
-        """The losses of the samples `first` to `end` of a batch, [end - first].
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the scores, without the prefix "eval_"; the first is the main one."""
+        return retrieval.names(self.dims)
+
+    def of_samples(self, embeddings: Tensor, digests: Tensor, rows: slice = slice(None)) -> Tensor:
+        """The losses of the samples `rows` of a batch, [rows].
 
         Args:
             embeddings: [texts, G, width]: anchors, positives and, optionally, hard negatives. Not normalized.
             digests: int64 [texts, G], equal for equal texts.
         """
-        rows = slice(first, embeddings.shape[1] if end is None else end)
         own = torch.arange(embeddings.shape[1], device=embeddings.device)
         same = (digests[0, rows, None] == digests[0]) | (digests[1, rows, None] == digests[1])
         same &= own[rows, None] != own
@@ -86,22 +97,18 @@ class RankingLoss:
             (cosines / self.temperature).masked_fill(left_out, -torch.inf), targets, reduction="none"
         )
 
-    @without_tf32()  # the temperature would enlarge its rounding errors
-    def with_gradient(self, embeddings: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`.
+    def evaluate(self, accelerator: Any, embeddings: Sequence[Tensor], data: TextTuples) -> dict[str, float]:
+        """The loss and the scores of `retrieval.evaluate`: each anchor searches all positives, and the corpus.
 
-        At most SCORES_AT_ONCE similarities per term are in memory at a time, besides those of one sample.
+        Args:
+            accelerator: every process calls this. None: this process computes all.
+            embeddings: of each of `data.texts`, normalized: the anchors and the positives [N, width], and the corpus.
+            data: has the texts, which are compared by their tokens.
         """
-        texts, size, _ = embeddings.shape
-        leaf, losses = embeddings.detach().requires_grad_(), []
-        at_once = max(1, SCORES_AT_ONCE // (size * (texts - 1)))
-        with torch.enable_grad():
-            for first in range(0, size, at_once):
-                part = self.of_samples(leaf, digests, first, min(first + at_once, size))
-                (part.sum() / size).backward()
-                losses.append(part.detach())
-        assert leaf.grad is not None
-        return torch.cat(losses), leaf.grad
+        task = retrieval.Task.of_digests(*(data.digests_of(place) for place in range(len(embeddings))))
+        anchors, documents = embeddings[0], torch.cat([*embeddings[1:]])
+        scores = retrieval.evaluate(accelerator, anchors, documents, task, self.temperature, self.dims)
+        return {f"eval_{name}": value for name, value in scores.items()}
 
 
 @dataclass(frozen=True)
@@ -122,24 +129,60 @@ class CosentLoss:
     temperature: float
     dims: tuple[int, ...] = ()
 
-    def of_samples(self, embeddings: Tensor, scores: Tensor) -> Tensor:
-        """The loss of a batch, for each of its samples, [G]: it belongs to the batch as a whole.
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `RankingLoss`."""
+        return ("spearman", "pearson", *(f"spearman_dim_{dim}" for dim in self.dims))
+
+    def of_samples(self, embeddings: Tensor, scores: Tensor, rows: slice = slice(None)) -> Tensor:
+        """The loss of a batch, for each of the samples `rows`, [rows]: it belongs to the batch as a whole.
 
         Args:
             embeddings: [2, G, width]: the first and the second texts. Not normalized.
             scores: float64 [1, G].
         """
         losses = [of_cosines(cosines_of(embeddings, dim), scores[0], self.temperature) for dim in self.dims or (None,)]
-        return torch.stack(losses).mean().to(embeddings.dtype).expand(embeddings.shape[1])
+        return torch.stack(losses).mean().to(embeddings.dtype).expand(embeddings.shape[1])[rows]
 
-    def with_gradient(self, embeddings: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`."""
-        leaf = embeddings.detach().requires_grad_()
-        with torch.enable_grad():
-            losses = self.of_samples(leaf, scores)
-            losses.mean().backward()
-        assert leaf.grad is not None
-        return losses.detach(), leaf.grad
+    def evaluate(self, accelerator: Any, embeddings: Sequence[Tensor], data: TextTuples) -> dict[str, float]:
+        """The loss of all pairs as one batch, and the correlations of their cosines with their scores."""
+        targets, both = data.scores, torch.stack([*embeddings])
+        assert targets is not None
+
+        def compute() -> dict[str, float]:
+            of_dims = [cosines_of(both, dim).double() for dim in (None, *self.dims)]
+            loss = of_cosines(of_dims[0], torch.tensor(targets, device=both.device), self.temperature)
+            spearman, *others = (SHIPPED["spearman"](cosines.cpu().numpy(), targets) for cosines in of_dims)
+            found = float(loss), spearman, SHIPPED["pearson"](of_dims[0].cpu().numpy(), targets), *others
+            return dict(zip((f"eval_{name}" for name in ("loss", *self.names)), found, strict=True))
+
+        return compute() if accelerator is None else on_main_process(accelerator, compute)
+
+
+@without_tf32()  # the temperature would enlarge its rounding errors
+def with_gradient(loss: RankingLoss | CosentLoss, embeddings: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`.
+
+    At most SCORES_AT_ONCE similarities per term are in memory at a time, besides those of one sample.
+    """
+    texts, size, _ = embeddings.shape
+    leaf, losses = embeddings.detach().requires_grad_(), []
+    at_once = size if isinstance(loss, CosentLoss) else max(1, SCORES_AT_ONCE // (size * (texts - 1)))
+    with torch.enable_grad():
+        for first in range(0, size, at_once):
+            part = loss.of_samples(leaf, targets, slice(first, first + at_once))
+            (part.sum() / size).backward()
+            losses.append(part.detach())
+    assert leaf.grad is not None
+    return torch.cat(losses), leaf.grad
+
+
+def objective_of(config: Any) -> RankingLoss | CosentLoss:
+    """The objective of a run: pairs with --label_column_name have scores."""
+    dims = config.matryoshka_dims or ()
+    if config.label_column_name:
+        return CosentLoss(config.temperature, dims)
+    return RankingLoss(config.temperature, config.symmetric, dims, config.false_negative_margin)
 
 
 def cosines_of(embeddings: Tensor, dim: int | None = None) -> Tensor:

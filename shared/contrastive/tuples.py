@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import arrays_writer, build_once, each_share, mapped_file, read_array
-from shared.contrastive.static import static_tokenizer
+from shared.contrastive.models import static_tokenizer
 from shared.datasets.arrow_files import converted
 from shared.datasets.labels import FLAG as LABEL_FLAG
 from shared.datasets.labels import Labels

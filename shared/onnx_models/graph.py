@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.contrastive.pooling import Pooling, embeddings
+from shared.contrastive.models import Pooling, embeddings
 from shared.errors import UserError, about, first_line
 from shared.onnx_models.runtime import require
 

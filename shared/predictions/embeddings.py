@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from shared.contrastive.objectives import objective_of
+from shared.contrastive.losses import objective_of
 from shared.contrastive.tuples import (
     FLAG,
     TextTuples,

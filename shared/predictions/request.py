@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import TOKENS
-from shared.contrastive.sentence_transformers_files import MODULES_FILE, POOLINGS, shown, stored_settings
+from shared.contrastive.models import MODULES_FILE, POOLINGS, shown, stored_settings
 from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics

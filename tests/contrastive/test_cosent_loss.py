@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shared.contrastive.losses import CosentLoss, cosines_of, of_cosines
-from shared.contrastive.objectives import Similarity
+from shared.contrastive.losses import CosentLoss, cosines_of, of_cosines, with_gradient
 
 
 def by_formula(embeddings, scores, temperature):
@@ -33,7 +32,7 @@ def batches(draw):
 @given(batches(), st.sampled_from([(), (6,), (6, 3, 2)]), st.sampled_from([0.05, 0.5]))
 def test_loss_and_gradient_are_those_of_the_formula(batch, dims, temperature):
     embeddings, scores = batch
-    losses, gradient = CosentLoss(temperature, dims).with_gradient(embeddings, scores[None])
+    losses, gradient = with_gradient(CosentLoss(temperature, dims), embeddings, scores[None])
     leaf = embeddings.clone().requires_grad_()
     want = torch.stack([by_formula(leaf[..., :dim], scores, temperature) for dim in dims or (6,)]).mean()
     (want + 0 * leaf.sum()).backward()
@@ -62,7 +61,7 @@ def test_cosines_that_differ_much_do_not_overflow():
 def test_scores_of_an_evaluation_are_correlations_of_all_pairs():
     generator = torch.Generator().manual_seed(1)
     embeddings, scores = torch.randn(2, 40, 8, generator=generator), torch.arange(40.0).numpy() % 7
-    similarity = Similarity(SimpleNamespace(temperature=0.1, matryoshka_dims=(4,)))
+    similarity = CosentLoss(0.1, (4,))
     found = similarity.evaluate(None, [*embeddings], SimpleNamespace(scores=scores))
     cosines, of_four = (cosines_of(embeddings, dim).numpy() for dim in (8, 4))
     assert found == pytest.approx(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from shared.contrastive import mining
+from shared import mine_negatives
 
 
 @settings(max_examples=40)
@@ -28,8 +28,8 @@ def test_negatives_are_the_nearest_texts_within_the_limit_that_are_no_positive_o
     every = F.normalize(torch.randn(2, texts, 4, generator=generator, dtype=torch.float64), dim=2)
     anchors, positives = (every[side, torch.from_numpy(names[side] // 7)] for side in (0, 1))  # equal texts are equal
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mining, "SCORES_AT_ONCE", at_once)
-        numbers, enough = mining.hardest_negatives(anchors, positives, (names[0], names[1]), count, share)
+        patch.setattr(mine_negatives, "SCORES_AT_ONCE", at_once)
+        numbers, enough = mine_negatives.hardest_negatives(anchors, positives, (names[0], names[1]), count, share)
     for i in range(size):
         fits = {names[1][j] for j in range(size) if names[0][j] == names[0][i]}
         own = float(anchors[i] @ positives[i])

@@ -10,8 +10,7 @@ import toy_data
 from tokenizers import Tokenizer
 
 from shared.config import options
-from shared.contrastive.sentence_transformers_files import SentenceTokenizer
-from shared.contrastive.static import static_tokenizer
+from shared.contrastive.models import SentenceTokenizer, static_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import refusal
 
-from shared.contrastive.pooling import add_pooling
+from shared.contrastive.models import add_pooling
 from shared.contrastive.tuples import (
     TupleCollate,
     load_tuples,

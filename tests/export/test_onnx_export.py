@@ -17,7 +17,7 @@ from runs import refusal
 from torch.nn import functional as F
 
 from shared import export
-from shared.contrastive.sentence_transformers_files import SentenceTokenizer
+from shared.contrastive.models import SentenceTokenizer
 from shared.onnx_models.graph import Graph
 from shared.onnx_models.runtime import OnnxModel
 from shared.predictions import parts

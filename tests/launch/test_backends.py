@@ -7,7 +7,7 @@ import torch
 from shared.augmentation import resampling
 from shared.config.options import Options
 from shared.contrastive import retrieval
-from shared.contrastive.losses import RankingLoss
+from shared.contrastive.losses import RankingLoss, with_gradient
 from shared.processes import starting
 
 
@@ -52,7 +52,7 @@ def rank(monkeypatch, seen):
 
 def compute_the_loss(monkeypatch, seen):
     monkeypatch.setattr(RankingLoss, "_cross_entropy", noting(seen, RankingLoss._cross_entropy))
-    RankingLoss(0.05).with_gradient(torch.eye(3).expand(2, 3, 3), torch.arange(6).view(2, 3))
+    with_gradient(RankingLoss(0.05), torch.eye(3).expand(2, 3, 3), torch.arange(6).view(2, 3))
 
 
 @pytest.mark.parametrize("compute", [resample, rank, compute_the_loss])

@@ -19,90 +19,34 @@ STEPS_AT_ONCE = 16  # steps whose statistics the processes sum in one collective
 FEWEST_ROWS = 16  # smaller micro-batches have too noisy statistics (Wu and He, "Group Normalization", fig. 1)
 
 
-class RunningAverages:
-    """The running averages of a model's batch norms, updated once per step and equally on every process.
+class BatchNorm(Hook):
+    """Gives a run the running averages of its model's batch norms, updated once per step and equally on every process.
 
     While the model trains, its buffers hold the statistics of the last micro-batch (torch with a momentum of 1). This
-    object holds the averages until `copy_into_model` writes them into the buffers. The statistics of a step are means
+    object holds the averages until `weights_are_read` writes them into the buffers. The statistics of a step are means
     over its samples: each micro-batch has a weight proportional to its number of samples. The averaged variances are
     the unbiased ones within micro-batches, as in torch. The processes sum the statistics of `STEPS_AT_ONCE` steps in
     one collective call: nothing reads them earlier, and a call per step would take 2 ms of a 20 ms step on a CPU.
 
-    Create it before the first forward pass, because compiled layers compile again after a change of the momentum. Call
-    `begin` before the first step. If a norm runs several times in a micro-batch, the statistics of its last run count.
-
-    Args:
-        accelerator: sums over its processes.
-        model: the model to train. Batch norms in eval mode (frozen ones) are not updated.
-
-    Raises:
-        UserError: a batch norm has no momentum, so that it weights all forward passes equally.
+    Batch norms in eval mode (frozen ones) are not updated. If a norm runs several times in a micro-batch, the
+    statistics of its last run count.
     """
 
-    def __init__(self, accelerator: Any, model: nn.Module) -> None:
-        self.accelerator = accelerator
+    def given(self, run: Any, model: nn.Module) -> None:
+        """Take over the norms before the first forward pass: compiled layers compile again if the momentum changes.
+
+        SyncBatchNorm waits for a micro-batch of each process.
+
+        Raises:
+            UserError: a batch norm has no momentum, so that it weights all forward passes equally.
+        """
+        self.accelerator = run.accelerator
         self.norms = [norm for norm in batch_norms(model) if norm.training and norm.track_running_stats]
         if any(norm.momentum is None for norm in self.norms):
             raise UserError("a batch norm with momentum=None has no averages per step: set momentum=0.1 in the model")
         self.shares = [norm.momentum for norm in self.norms for _ in range(2 * norm.num_features)]
         for norm in self.norms:
             norm.momentum = 1.0
-
-    def begin(self) -> None:
-        """Read the averages from the model's buffers, once the model is on the device and a checkpoint is loaded."""
-        self.buffers = [buffer for norm in self.norms for buffer in (norm.running_mean, norm.running_var)]
-        self.sizes = [len(buffer) for buffer in self.buffers]
-        self.pending: list[Tensor] = []  # statistics of each step since the last collective call, of this process
-        self.grad_norms: list[Tensor] = []  # gradient norms of these steps
-        if not self.norms:
-            return
-        self.momentum = torch.tensor(self.shares, device=self.accelerator.device)
-        self.averages = torch.cat(self.buffers)
-        self.sums = torch.zeros_like(self.averages)
-        self.steps = self.norms[0].num_batches_tracked.clone()
-
-    def add(self, micro_batch: MicroBatch) -> None:
-        """Add the statistics of the micro-batch of the last forward pass, unless the micro-batch is a repeat."""
-        if self.norms and micro_batch.counted:
-            self.sums.add_(torch.cat(self.buffers), alpha=len(micro_batch.samples) / micro_batch.step_samples)
-
-    def end_step(self, grad_norm: Tensor) -> None:
-        """Finish a step: its statistics update the averages later, unless `grad_norm` is not finite (skipped step)."""
-        if not self.norms:
-            return
-        self.pending.append(self.sums)
-        self.grad_norms.append(grad_norm)
-        self.sums = torch.zeros_like(self.averages)
-        if len(self.pending) == STEPS_AT_ONCE:
-            self._update_averages()
-
-    def copy_into_model(self) -> None:
-        """Write the averages into the model's buffers, before an evaluation or a save. Every process must call this.
-
-        The bits of the averages do not depend on when this is called: each step is summed in the order of the ranks.
-        """
-        if not self.norms:
-            return
-        if self.pending:
-            self._update_averages()
-        of_torch.copy(self.buffers, list(self.averages.split(self.sizes)))
-        of_torch.copy([norm.num_batches_tracked for norm in self.norms], [self.steps] * len(self.norms))
-
-    def _update_averages(self) -> None:
-        totals = reduce(torch.add, self.accelerator.gather(torch.stack(self.pending)[None]))  # [steps, features]
-        for sums, grad_norm in zip(totals, self.grad_norms, strict=True):
-            moved = torch.lerp(self.averages, sums, self.momentum)
-            self.averages = torch.where(torch.isfinite(grad_norm), moved, self.averages)
-        self.steps += len(self.pending)
-        self.pending, self.grad_norms = [], []
-
-
-class BatchNorm(Hook):
-    """Gives a run the running averages of its model's batch norms."""
-
-    def given(self, run: Any, model: nn.Module) -> None:
-        """Begin before the first forward pass. SyncBatchNorm waits for a micro-batch of each process."""
-        self.averages = RunningAverages(run.accelerator, model)
         if any(isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model)):
             run.plan.equal_counts = True
             run.plan.depends_on_processes = "--sync_batchnorm normalizes over one micro-batch of every process"
@@ -112,21 +56,51 @@ class BatchNorm(Hook):
         return [buffer for norm in batch_norms(model) for buffer in norm.buffers()]
 
     def loaded(self, run: Any) -> None:
-        """Read the averages, and warn on the launch card."""
-        self.averages.begin()
+        """Read the averages from the buffers of the loaded model, and warn on the launch card."""
         run.card |= notes(run.model, run.plan, run.progress.step)
+        self.buffers = [buffer for norm in self.norms for buffer in (norm.running_mean, norm.running_var)]
+        self.pending: list[Tensor] = []  # statistics of each step since the last collective call, of this process
+        self.grad_norms: list[Tensor] = []  # gradient norms of these steps
+        if self.norms:
+            self.momentum = torch.tensor(self.shares, device=self.accelerator.device)
+            self.averages = torch.cat(self.buffers)
+            self.sums = torch.zeros_like(self.averages)
+            self.steps = self.norms[0].num_batches_tracked.clone()
 
     def counted(self, micro_batch: MicroBatch) -> None:
-        """Add the statistics of a micro-batch."""
-        self.averages.add(micro_batch)
+        """Add the statistics of the micro-batch of the last forward pass, unless the micro-batch is a repeat."""
+        if self.norms and micro_batch.counted:
+            self.sums.add_(torch.cat(self.buffers), alpha=len(micro_batch.samples) / micro_batch.step_samples)
 
     def updated(self, grad_norm: Tensor) -> None:
-        """Finish a step."""
-        self.averages.end_step(grad_norm)
+        """Finish a step: its statistics update the averages later, unless `grad_norm` is not finite (skipped step)."""
+        if not self.norms:
+            return
+        self.pending.append(self.sums)
+        self.grad_norms.append(grad_norm)
+        self.sums = torch.zeros_like(self.averages)
+        if len(self.pending) == STEPS_AT_ONCE:
+            self._update_averages()
 
     def weights_are_read(self) -> None:
-        """Write the averages into the model."""
-        self.averages.copy_into_model()
+        """Write the averages into the model's buffers.
+
+        The bits of the averages do not depend on when this is called: each step is summed in the order of the ranks.
+        """
+        if not self.norms:
+            return
+        if self.pending:
+            self._update_averages()
+        of_torch.copy(self.buffers, list(self.averages.split([len(buffer) for buffer in self.buffers])))
+        of_torch.copy([norm.num_batches_tracked for norm in self.norms], [self.steps] * len(self.norms))
+
+    def _update_averages(self) -> None:
+        totals = reduce(torch.add, self.accelerator.gather(torch.stack(self.pending)[None]))  # [steps, features]
+        for sums, grad_norm in zip(totals, self.grad_norms, strict=True):
+            moved = torch.lerp(self.averages, sums, self.momentum)
+            self.averages = torch.where(torch.isfinite(grad_norm), moved, self.averages)
+        self.steps += len(self.pending)
+        self.pending, self.grad_norms = [], []
 
 
 def batch_norms(model: nn.Module) -> list[Any]:

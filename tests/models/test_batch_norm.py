@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from shared.errors import UserError
-from shared.models.batch_norm import STEPS_AT_ONCE, BatchNorm, RunningAverages, notes, synchronize
+from shared.models.batch_norm import STEPS_AT_ONCE, BatchNorm, notes, synchronize
 from shared.plan.batches import MicroBatch, Plan
 
 SIZES = (5, 2, 3)  # micro-batches of a step
@@ -31,19 +31,29 @@ def micro_batches():
         )
 
 
+def given(net, accelerator=None, **settings):
+    """The hook of a run that has this model, and that run."""
+    plan = Plan(num_samples=64, seed=0, global_batch_size=64, num_epochs=1, **settings)
+    at_start = {"plan": plan, "progress": SimpleNamespace(step=0), "card": {}}
+    run = SimpleNamespace(accelerator=accelerator or Accelerator(cpu=True), model=net, **at_start)
+    averages = BatchNorm()
+    averages.given(run, net)
+    return averages, run
+
+
 def averages_of(net, accelerator=None):
-    averages = RunningAverages(accelerator or Accelerator(cpu=True), net)
-    averages.begin()
+    averages, run = given(net, accelerator)
+    averages.loaded(run)
     return averages
 
 
 def step(net, averages, pieces=None, grad_norm=1.0, settle=True):
     for micro_batch, images in pieces or micro_batches():
         net(images)
-        averages.add(micro_batch)
-    averages.end_step(torch.tensor(grad_norm))
+        averages.counted(micro_batch)
+    averages.updated(torch.tensor(grad_norm))
     if settle:
-        averages.copy_into_model()
+        averages.weights_are_read()
 
 
 def buffers(net):
@@ -103,10 +113,10 @@ def test_the_averages_do_not_depend_on_when_they_are_copied_into_the_model():
         step(net, averages)
         step(other, others, settle=False)
         assert not torch.equal(buffers(other), buffers(net))  # the model has those of the last micro-batch
-    others.copy_into_model()
+    others.weights_are_read()
     assert torch.equal(buffers(other), buffers(net))
     assert other[1].num_batches_tracked == 3
-    others.copy_into_model()
+    others.weights_are_read()
     assert torch.equal(buffers(other), buffers(net))
 
 
@@ -121,10 +131,10 @@ def test_norms_in_eval_mode_do_not_change():
 
 def test_averages_begin_with_the_buffers_of_a_loaded_checkpoint():
     net = model().train()
-    averages = RunningAverages(Accelerator(cpu=True), net)
+    averages, run = given(net)
     net(torch.randn(4, 3, 8, 8))  # a discarded pass
     net.load_state_dict(model().state_dict())
-    averages.begin()
+    averages.loaded(run)
     step(net, averages)
     assert torch.allclose(net[1].running_mean, expected()[0], atol=1e-6)
 
@@ -145,7 +155,7 @@ def shared_out(accelerator, _):
         step(other, others, mine, settle=False)
         if number == 1:
             found = buffers(net).tolist()
-    others.copy_into_model()
+    others.weights_are_read()
     return found, torch.equal(buffers(net), buffers(other))
 
 
@@ -175,15 +185,14 @@ def test_small_micro_batches_of_norms_that_are_not_synchronized_are_noted():
 
 def test_synchronized_norms_give_every_process_the_same_number_of_micro_batches():
     for net, equal in ((model(), False), (nn.SyncBatchNorm.convert_sync_batchnorm(model()), True)):
-        plan = Plan(num_samples=64, seed=0, global_batch_size=64, num_epochs=1, num_processes=2)
-        BatchNorm().given(SimpleNamespace(accelerator=None, plan=plan), net.train())
-        assert plan.equal_counts == equal
-        assert bool(plan.depends_on_processes) == equal
+        _, run = given(net.train(), num_processes=2)
+        assert run.plan.equal_counts == equal
+        assert bool(run.plan.depends_on_processes) == equal
 
 
 def test_norms_without_momentum_and_synchronized_ones_without_a_gpu_or_norms_are_refused():
     with pytest.raises(UserError, match=r"momentum=None .*set momentum=0\.1"):
-        RunningAverages(Accelerator(cpu=True), nn.BatchNorm1d(3, momentum=None))
+        given(nn.BatchNorm1d(3, momentum=None))
     with pytest.raises(UserError, match="--sync_batchnorm needs a GPU"):
         synchronize(SimpleNamespace(device=torch.device("cpu")), model())
     with pytest.raises(UserError, match="no effect on a model without batch norm"):

@@ -162,7 +162,7 @@ def load_data(config: Config) -> tuple[Images, Images, Augmentation]:
     """Training and validation images, and the augmentation, which runs on the device."""
     geometry = load_geometry(config)
     train, validation = load_images(config, geometry)
-    return train, validation, Augmentation.of_run(config, geometry)
+    return train, validation, Augmentation(config, geometry)
 
 
 def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:

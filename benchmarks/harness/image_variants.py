@@ -54,7 +54,8 @@ def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
         return both(images, boxes, how.geometry.size, how.geometry.interpolation, mean, std)
 
     def to_format(how: Augmentation, images: Tensor) -> Tensor:
-        return images.to(memory_format=torch.channels_last) if how.channels_last and images.is_cuda else images
+        last = images.is_cuda and how.config.channels_last
+        return images.to(memory_format=torch.channels_last) if last else images
 
     def evaluation(how: Augmentation, batch: dict[str, Tensor]) -> Tensor:
         return normalize(how, batch["images"].permute(0, 3, 1, 2).float())

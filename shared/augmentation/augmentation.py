@@ -5,7 +5,7 @@ the same on any process and with any kind of device. Images are float32 [rows, 3
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from shared.augmentation import color, random_operations
 from shared.augmentation.device_transfer import to
-from shared.augmentation.resampling import crop_and_resize, whole
+from shared.augmentation.resampling import crop_and_resize
 from shared.config.fields import Limits, Share
 from shared.images.decoding import Geometry
 from shared.options.image_options import ImageOptions
@@ -30,6 +30,7 @@ DRAWS |= {"erase": 11, "erase area": 12, "erase shape": 13, "erase left": 14, "e
 DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19, "hue": 20}
 MOST_OPERATIONS = 4  # largest --rand_augment
 DRAWS |= {f"{what} {i}": 21 + 2 * i + j for i in range(MOST_OPERATIONS) for j, what in enumerate(("operation", "sign"))}
+STREAM = 3  # separates these draws from those of data sets (1) and dropout (2)
 MAX_ASPECT = 4 / 3  # random crops have an aspect ratio from 3/4 to 4/3
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing Data Augmentation"
 
@@ -74,6 +75,12 @@ class AugmentationOptions(ImageOptions):
     NEEDS: ClassVar = (*ImageOptions.NEEDS, ("ra_magnitude", "rand_augment"))
 
 
+def uniform(count: int, seed: int, micro_batch: MicroBatch, stream: int) -> NDArray[np.float64]:
+    """Random numbers in [0, 1), float64 [count, rows]; functions of the seed, the epoch, the sample and the stream."""
+    rows = hash64(seed, micro_batch.epochs.astype(np.uint64), micro_batch.samples.astype(np.uint64), stream)
+    return (hash64(np.arange(count, dtype=np.uint64)[:, None], state=rows) >> np.uint64(11)) / 2.0**53
+
+
 class Draws:
     """Random numbers in [0, 1) for the rows of a micro-batch, by name; functions of seed, epoch and sample."""
 
@@ -83,10 +90,7 @@ class Draws:
     @cached_property
     def all(self) -> NDArray[np.float64]:
         """All draws, float64 [draws, rows]; made in one call, because a call costs more than the numbers."""
-        # The stream number 3 separates these draws from those of data sets (1) and dropout (2).
-        epochs, samples = self.micro_batch.epochs.astype(np.uint64), self.micro_batch.samples.astype(np.uint64)
-        rows = hash64(self.seed, epochs, samples, 3)
-        return (hash64(np.arange(len(DRAWS), dtype=np.uint64)[:, None], state=rows) >> np.uint64(11)) / 2.0**53
+        return uniform(len(DRAWS), self.seed, self.micro_batch, STREAM)
 
     def on_cpu(self, name: str) -> NDArray[np.float64]:
         """The draw `name` of each row, on the CPU: float64 [rows]."""
@@ -119,28 +123,10 @@ class Targets:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The augmentation of a run. Fields are named after the flags; None or 0 turns an operation off."""
+    """The augmentation that a config requests, an `AugmentationOptions` with --channels_last."""
 
-    seed: int
+    config: Any
     geometry: Geometry
-    train_image_size: int | None = None
-    min_crop_area: float = 1.0
-    horizontal_flip: bool = False
-    color_jitter: float = 0.0
-    hue: float = 0.0
-    trivial_augment: bool = False
-    rand_augment: int | None = None
-    ra_magnitude: int | None = None
-    random_erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    channels_last: bool = True
-
-    @classmethod
-    def of_run(cls, config: Any, geometry: Geometry) -> "Augmentation":
-        """The augmentation that a config requests."""
-        names = [field.name for field in fields(cls) if field.name != "geometry"]
-        return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
 
     def evaluation(self, batch: dict[str, Tensor]) -> Tensor:
         """Normalize the images, squares of the model's input size: float32 [rows, 3, size, size]."""
@@ -157,40 +143,40 @@ class Augmentation:
             return self._training(micro_batch, batch)
 
     def _training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
-        draw = Draws(self.seed, micro_batch, batch["images"].device)
-        boxes = crop_boxes(draw, batch["aspects"], self.min_crop_area)
-        if self.horizontal_flip:
+        config, draw = self.config, Draws(self.config.seed, micro_batch, batch["images"].device)
+        boxes = crop_boxes(draw, batch["aspects"], config.min_crop_area)
+        if config.horizontal_flip:
             boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
         images = self.cut(batch["images"], boxes)
-        if self.trivial_augment:
+        if config.trivial_augment:
             operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
             images = random_operations.trivial(images, operation, magnitude, sign)
-        for i in range(self.rand_augment or 0):
+        for i in range(config.rand_augment or 0):
             operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
-            images = random_operations.rand(
-                images, operation, 9 if self.ra_magnitude is None else self.ra_magnitude, sign
-            )
-        if self.color_jitter:
-            images = jitter(images, draw, self.color_jitter)
-        if self.hue:
-            images = color.hue(images, draw("hue", -self.hue, self.hue)[:, None, None, None])
+            images = random_operations.rand(images, operation, config.ra_magnitude or 9, sign)
+        if config.color_jitter:
+            images = jitter(images, draw, config.color_jitter)
+        if config.hue:
+            images = color.hue(images, draw("hue", -config.hue, config.hue)[:, None, None, None])
         images = self.normalize(images)
-        if self.random_erasing:
-            images = images.masked_fill(erased(draw, images.shape[-1], self.random_erasing)[:, None], 0.0)
-        if not (self.mixup or self.cutmix):
+        if config.random_erasing:
+            images = images.masked_fill(erased(draw, images.shape[-1], config.random_erasing)[:, None], 0.0)
+        if not (config.mixup or config.cutmix):
             return images, Targets(batch["labels"])
-        images, share = mix(images, draw, self.mixup, self.cutmix)
+        images, share = mix(images, draw, config.mixup, config.cutmix)
         return images, Targets(batch["labels"], batch["labels"].roll(1), share)
 
     def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
         """Cut the boxes out of decoded images and scale them to the size of the training."""
-        return crop_and_resize(images, boxes, self.train_image_size or self.geometry.size, self.geometry.interpolation)
+        size = self.config.train_image_size or self.geometry.size
+        return crop_and_resize(images, boxes, size, self.geometry.interpolation)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalize values 0 ... 255 with the mean and the standard deviation that the model expects."""
         mean, std = (per_channel(values, images.device) for values in (self.geometry.mean, self.geometry.std))
         images = images.div_(255).sub_(mean).div_(std)  # in place: saves passes over memory
-        return images.to(memory_format=torch.channels_last) if self.channels_last and images.is_cuda else images
+        last = images.is_cuda and self.config.channels_last
+        return images.to(memory_format=torch.channels_last) if last else images
 
 
 def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
@@ -201,7 +187,7 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
     result is one box [1, 4] of the whole image, whatever its shape.
     """
     if min_area >= 1:
-        return whole(aspects.device)
+        return per_channel((0.0, 0.0, 1.0, 1.0), aspects.device).view(1, 4)
     widest = math.log(MAX_ASPECT)
     ranges = {"area": (min_area, 1.0), "shape": (-widest, widest), "left": (0.0, 1.0), "top": (0.0, 1.0)}
     area, shape, left, top = draw.uniform(ranges)
@@ -214,7 +200,7 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
 
 @cache
 def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """float32 [channels, 1, 1], cached because each copy to a GPU would synchronize."""
+    """float32 [values, 1, 1], cached because each copy to a GPU would synchronize."""
     return torch.tensor(values, device=device)[:, None, None]
 
 
@@ -226,12 +212,9 @@ def mirrored(boxes: Tensor) -> Tensor:
 
 def jitter(images: Tensor, draw: Draws, strength: float) -> Tensor:
     """Scale brightness, contrast and saturation, in this order, by factors in [1 - `strength`, 1 + `strength`]."""
-    for name, change in (
-        ("brightness", color.brightness),
-        ("contrast", color.contrast),
-        ("saturation", color.saturation),
-    ):
-        images = change(images, draw(name, max(0.0, 1 - strength), 1 + strength)[:, None, None, None])
+    for name in ("brightness", "contrast", "saturation"):
+        factors = draw(name, max(0.0, 1 - strength), 1 + strength)[:, None, None, None]
+        images = getattr(color, name)(images, factors)
     return images
 
 
@@ -253,13 +236,6 @@ def inside(left: Tensor, top: Tensor, right: Tensor, bottom: Tensor, size: int) 
     return lines[:, :, None] & columns[:, None, :]
 
 
-def beta_quantile(shares: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Turn uniform draws into draws from Beta(alpha, alpha)."""
-    from scipy.special import betaincinv
-
-    return betaincinv(alpha, alpha, shares)
-
-
 def mix(images: Tensor, draw: Draws, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
     """Mix each image of the micro-batch with the previous one; return the images and each image's own share, [rows].
 
@@ -267,10 +243,12 @@ def mix(images: Tensor, draw: Draws, mixup: float, cutmix: float) -> tuple[Tenso
     and `cutmix` are the alphas of the Beta distributions of the image's own share; 0 turns the method off. With both,
     each image gets one of them with probability 1/2.
     """
+    from scipy.special import betaincinv
+
     size = images.shape[-1]
     pasted = draw.on_cpu("mix which") < 0.5 if mixup and cutmix else np.full(len(images), bool(cutmix))
-    share = draw.on_cpu("mix")
-    kept = np.where(pasted, beta_quantile(share, cutmix or 1.0), beta_quantile(share, mixup or 1.0))
+    alpha = np.where(pasted, cutmix, mixup)
+    kept = betaincinv(alpha, alpha, draw.on_cpu("mix"))
     half = np.sqrt(1 - kept) * size / 2
     x, y = draw.on_cpu("mix left") * size, draw.on_cpu("mix top") * size
     edges = np.clip([x - half, y - half, x + half, y + half], 0, size).round()  # left, top, right, bottom

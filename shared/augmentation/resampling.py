@@ -4,8 +4,6 @@ All images are stored as squares of one size. A crop is a box in shares of the o
 depend on the size of the square.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -64,9 +62,3 @@ def crop_and_resize(images: Tensor, boxes: Tensor, size: int, interpolation: str
     lines = images.permute(0, 3, 1, 2).reshape(rows, channels * side, side).float()
     wide = (lines @ across.transpose(1, 2)).round_().clamp_(0, 255)  # Pillow also rounds between the two passes
     return (down[:, None] @ wide.view(rows, channels, side, size)).round_().clamp_(0, 255)
-
-
-@cache
-def whole(device: torch.device) -> Tensor:
-    """The box [1, 4] of the whole image, for all images; cached."""
-    return torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=device)

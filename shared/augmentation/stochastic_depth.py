@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shared.augmentation.augmentation import uniform
 from shared.augmentation.device_transfer import to
 from shared.errors import UserError
 from shared.images.image_models import residual_blocks
 from shared.plan.batches import MicroBatch
-from shared.plan.draws import hash64
 
 STREAM = 4  # separates these draws from those of data sets (1), dropout (2) and augmentation (3)
 
@@ -56,9 +56,7 @@ class StochasticDepth:
     def draw(self, micro_batch: MicroBatch, device: torch.device) -> None:
         """Decide which branches the samples of the next forward pass take."""
         if self.branches:
-            words = micro_batch.epochs.astype(np.uint64), micro_batch.samples.astype(np.uint64)
-            blocks = np.arange(len(self.branches), dtype=np.uint64)[:, None]
-            draws = (hash64(blocks, state=hash64(self.seed, *words, STREAM)) >> np.uint64(11)) / 2.0**53
+            draws = uniform(len(self.branches), self.seed, micro_batch, STREAM)
             factors = to(device, (draws < self.kept) / self.kept)
             for branch, rows in zip(self.branches, factors[..., None, None, None], strict=True):
                 branch.factors = rows

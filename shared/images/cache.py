@@ -1,9 +1,14 @@
-"""The cache of `--cache uint8`: images decoded once into a memory map, and a list of the corrupt ones."""
+"""What this machine knows of encoded images: their fingerprints, the corrupt ones, and with `--cache uint8` all pixels.
+
+All processes divide the images (see `division.py`). Later starts read the stored results, as long as the times of the
+files or the bytes of the table are the same.
+"""
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -12,46 +17,105 @@ import PIL
 from numpy.typing import NDArray
 
 from shared.cache.division import Division, blocks_folder, cores_of_process, opened_before_end, parts_of
-from shared.cache.prepared import Arrays, as_lines, from_lines, read_array
-from shared.images.decoding import CorruptImage, Pixels, Square, decode
-from shared.images.selection import blocks
-from shared.images.sources import Source
+from shared.cache.prepared import Arrays, as_lines, from_lines, key_digest, read_array
+from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
 
-FORMAT = 4  # part of the cache's name: increase it when the files written for the same images change
+CHECK_FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
+FORMAT = 5  # part of the cache's name: increase it when the files written for the same images change
 PIXELS = "pixels.npy"
+SMALLEST_CHECKED = 256  # images: a few hundredths of a second of one core
 SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
+DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
+
+Stored = Callable[[int], bytes | Path]  # returns the encoded image number i: its bytes or its path
 
 
-def build(source: Source, square: Square, keep_pixels: bool) -> Path:
-    """Decode the images of a source to squares, unless this machine has done so before; return the folder.
+@dataclass(frozen=True)
+class Checked:
+    """The result of `check` for the M encoded images of a source."""
+
+    key: str  # identifies the encoded images on this machine
+    prints: NDArray[np.uint64]  # [M] fingerprint of each image: see `decoding.inspect`
+    problems: Mapping[int, str]  # error text by the number of the corrupt image
+    deep: tuple[int, ...]  # numbers of the images with more than 8 bits per channel
+    folder: str = ""  # the deepest folder that contains all files; "" if the images are not in files
+
+
+def check(key: str, count: int, stored: Stored, name: str) -> Checked:
+    """Read the headers of `count` images, or the stored result if this machine has checked the same `key` before.
+
+    Args:
+        key: changes when one of the images does, such as `key_of_files`.
+        name: name of the source, for the progress bar.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+
+    def make(images: range) -> Iterator[Arrays]:
+        prints, remarks = np.empty(len(images), np.uint64), []
+        for place, i in enumerate(images):
+            prints[place], mode, problem = inspect(stored(i))
+            if problem or mode.startswith(DEEP):
+                remarks.append((i, problem))
+        yield {"prints": prints, "remarks": as_lines(remarks)}
+
+    folder = Division(
+        f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, key)}",
+        parts_of(count, SMALLEST_CHECKED, make),
+        f"checking {name}",
+        threads=2 * cores_of_process(),  # they wait for the disk
+        delay=2,
+        by_task=False,  # all images are checked before one is decoded
+    ).build()
+    remarks = from_lines(folder / "remarks.npy")
+    problems = {i: problem for i, problem in remarks if problem}
+    deep = tuple(i for i, problem in remarks if not problem)
+    return Checked(key, read_array(folder / "prints.npy"), problems, deep)
+
+
+def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
+    """A hash of the files' absolute paths, sizes and times on this machine, and the deepest folder that has them all.
+
+    The hash changes when a file changes. The time of change (ctime) is included because copying and unpacking can set
+    back the time of modification.
+    """
+    state, folder, last = hashlib.blake2b(digest_size=16), "", ""
+    for path in paths:
+        stat = os.stat(path)  # noqa: PTH116  Path.stat takes longer
+        entry = path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+        state.update(repr(entry).encode())
+        if (parent := os.path.dirname(path)) != last:  # noqa: PTH120  Path.parent takes longer
+            folder, last = os.path.commonpath([folder or parent, parent]), parent
+    return state.hexdigest(), folder
+
+
+def build(key: str, count: int, stored: Stored, name: str, square: Square, keep_pixels: bool) -> Path:
+    """Decode `count` images to squares, unless this machine has done so before; return the folder.
 
     With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. All processes that
-    call this divide the images (see `division.py`), and each decodes in as many threads as its share of the cores.
+    call this divide the images, and each decodes in as many threads as its share of the cores.
 
     Raises:
         UserError: an image cannot be read, or the cache cannot be written.
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
     size = square.size
-    settings = (FORMAT, PIL.__version__, square, keep_pixels, source.key)
-    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    for first, end in blocks(len(source)):
-        digest.update(np.ascontiguousarray(source.rows[first:end]).data)
-    name = f"images-{digest.hexdigest()}"
+    folder = f"images-{key_digest(FORMAT, PIL.__version__, square, keep_pixels, key)}"
 
     def create(file: Path) -> None:
-        np.lib.format.open_memmap(file, "w+", np.uint8, (len(source), size, size, 3))
+        np.lib.format.open_memmap(file, "w+", np.uint8, (count, size, size, 3))
 
     def make(images: range) -> Iterator[Arrays]:
         aspects, corrupt = np.ones(len(images), np.float32), []
-        to_end = (len(source) - images.start) * size * size * 3
+        to_end = (count - images.start) * size * size * 3
         opened: AbstractContextManager[IO[bytes] | None] = nullcontext()
         if keep_pixels:
-            opened = opened_before_end(blocks_folder(name) / PIXELS, to_end)
+            opened = opened_before_end(blocks_folder(folder) / PIXELS, to_end)
         with opened as pixels:
             for place, i in enumerate(images):
                 try:
-                    image, aspects[place] = decode(source.stored(i), square)
+                    image, aspects[place] = decode(stored(i), square)
                 except CorruptImage as problem:
                     image = np.zeros((size, size, 3), np.uint8)
                     corrupt.append((i, str(problem)))
@@ -59,10 +123,14 @@ def build(source: Source, square: Square, keep_pixels: bool) -> Path:
                     pixels.write(image.data)
         yield {"aspects": aspects, "corrupt": as_lines(corrupt)}
 
-    division = Division(
-        name, parts_of(len(source), SMALLEST_BLOCK, make), f"decoding {source.name}", threads=cores_of_process()
-    )
-    return (replace(division, file=PIXELS, create=create) if keep_pixels else division).build()
+    return Division(
+        folder,
+        parts_of(count, SMALLEST_BLOCK, make),
+        f"decoding {name}",
+        threads=cores_of_process(),
+        file=PIXELS if keep_pixels else "",
+        create=create if keep_pixels else None,
+    ).build()
 
 
 def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:

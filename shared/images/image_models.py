@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from shared.errors import UserError, about, say
@@ -19,7 +20,6 @@ from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers of Pillow and of image processors
 
 
 def load_geometry(config: Any) -> Geometry:
@@ -30,22 +30,21 @@ def load_geometry(config: Any) -> Geometry:
     Raises:
         UserError: no size is known, or the image processor cannot be loaded or reproduced: see `geometry_of`.
     """
-    if config.model_name_or_path is None:
-        size = config.image_size or 16
-        return Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
-    name = f"--model_name_or_path {config.model_name_or_path}"
-    try:
-        given = load_pretrained("AutoImageProcessor", config.model_name_or_path, config.revision, backend="pil")
-        return geometry_of(given, config)
-    except UserError as error:
-        if "Can't load image processor" not in str(error):  # transformers' message for a missing file
-            raise
-    sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision)
-    size = config.image_size or getattr(getattr(sizes, "vision_config", sizes), "image_size", None)
-    if not isinstance(size, int):
-        raise UserError(f"{name} has no image processor, and its config has no image_size: give --image_size")
-    source = "--image_size" if config.image_size else "the model's config"
-    say(f"{name} has no image processor: images are {size} x {size} (from {source}), normalized as for ImageNet")
+    size = config.image_size or 16
+    if config.model_name_or_path is not None:
+        try:
+            given = load_pretrained("AutoImageProcessor", config.model_name_or_path, config.revision, backend="pil")
+            return geometry_of(given, config)
+        except UserError as error:
+            if "Can't load image processor" not in str(error):  # transformers' message for a missing file
+                raise
+        name = f"--model_name_or_path {config.model_name_or_path} has no image processor"
+        sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision)
+        size = config.image_size or getattr(getattr(sizes, "vision_config", sizes), "image_size", None)
+        if not isinstance(size, int):
+            raise UserError(f"{name}, and its config has no image_size: give --image_size")
+        source = "--image_size" if config.image_size else "the model's config"
+        say(f"{name}: images are {size} x {size} (from {source}), normalized as for ImageNet")
     return Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
 
 
@@ -60,7 +59,7 @@ def image_processor(geometry: Geometry) -> Any:
         crop_size=crop,
         image_mean=list(geometry.mean),
         image_std=list(geometry.std),
-        resample=RESAMPLE[geometry.interpolation],
+        resample=Image.Resampling[geometry.interpolation.upper()],
     )
 
 
@@ -86,8 +85,8 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
     if config.image_size:
         resize = resize and round(resize * config.image_size / size)
         size = config.image_size
-    interpolation = {number: name for name, number in RESAMPLE.items()}.get(int(processor.resample))
-    if interpolation is None:
+    interpolation = Image.Resampling(processor.resample).name.lower()
+    if interpolation not in ("bilinear", "bicubic"):
         interpolation = "bicubic"
         say(f"{name}: its image processor uses an unknown resampling ({processor.resample}): bicubic is used instead")
     return Geometry(size, config.resize_size or resize, *normalization_of(processor, name), interpolation)
@@ -250,13 +249,9 @@ def freeze_backbone(model: Any) -> None:
     """
     below = backbone(model)
     below.requires_grad_(False).eval()
-    below.train = MethodType(_keep_mode, below)  # type: ignore[method-assign]  # model.train() would undo eval()
+    # model.train() would undo eval().
+    below.train = MethodType(lambda module, mode=True: module, below)  # type: ignore[method-assign]
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
             f"--freeze_backbone: a {type(model).__name__} has no classifier above its backbone: leave it out"
         )
-
-
-def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
-    """The `train` method of a frozen module: it keeps the module in eval mode."""
-    return module

@@ -18,7 +18,7 @@ from shared.errors import UserError, say
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Geometry, Pixels, Square, decode
 from shared.images.selection import numbers, taken
-from shared.images.sources import Source, limited, load_sources
+from shared.images.sources import Source, load_sources
 
 SHOWN = 96  # pixels per side of a picture
 
@@ -28,7 +28,7 @@ class Images(Dataset):
     """Items are (uint8 [side, side, 3], aspect ratio as width / height, class id or number).
 
     `pixels` and `aspects` hold all images if they are decoded already (the digits, or a memory-mapped cache). Image i
-    is then in row `places[i]`. The default of `places` is `source.rows`.
+    is then in row `places[i]`.
     """
 
     source: Source
@@ -37,18 +37,13 @@ class Images(Dataset):
     aspects: NDArray[np.float32] | None = None
     places: NDArray[np.int64] | None = None
 
-    def __post_init__(self) -> None:
-        if self.places is None:
-            self.places = self.source.rows
-
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, i: int) -> tuple[Pixels, float, Any]:
         target = self.source.targets[i]
-        if self.pixels is not None:
-            pixels, aspects, _ = self.read_micro_batch(np.array([i]), np.zeros(1, np.int64))
-            return pixels[0], aspects[0], target
+        if self.pixels is not None and self.aspects is not None and self.places is not None:
+            return self.pixels[self.places[i]], self.aspects[self.places[i]], target
         try:
             pixels, aspect = decode(self.source.stored(i), self.square)
         except CorruptImage as problem:
@@ -122,7 +117,7 @@ def load_images(
             not.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
-    sources = limited(load_sources(config, problem_type), config)
+    sources = load_sources(config, problem_type)
     squares = geometry.training_square(config.decode_size), geometry.evaluation_square
     train, validation = each_share(lambda part: prepare(part[0], config, part[1]), zip(sources, squares, strict=True))
     return train, validation
@@ -140,14 +135,15 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
     if source.arrays is not None:
         aspects = np.ones(len(source.arrays), np.float32)
         if not square.exact:
-            return Images(source, square, source.arrays, aspects)
+            return Images(source, square, source.arrays, aspects, source.rows)
         pixels = np.stack([square.of(Image.fromarray(source.arrays[row])) for row in source.rows])
         return Images(source, square, pixels, aspects, np.arange(len(source)))
     if not config.skip_corrupt_images:
         refuse_corrupt(source, source.corrupt())
         if config.cache == "none":
             return Images(source, square)
-    folder = cache.build(source, square, keep_pixels=config.cache == "uint8")
+    stored = source.key, len(source), source.stored, source.name
+    folder = cache.build(*stored, square, keep_pixels=config.cache == "uint8")
     corrupt = cache.corrupt_images(folder)
     if not config.skip_corrupt_images:
         refuse_corrupt(source, corrupt)
@@ -155,11 +151,8 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
         say(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:")
         for i, problem in corrupt:
             say(f"  {source.where(i)} ({problem})")
-    bad = np.array([i for i, _ in corrupt], np.int64)
-
-    def good(first: int, end: int) -> NDArray[np.bool_]:
-        return ~np.isin(np.arange(first, end), bad)
-
+    good = np.ones(len(source), np.bool_)
+    good[[i for i, _ in corrupt]] = False
     kept = source.take(good) if corrupt else source
     if not len(kept) or ((source.sizes() > 0) & (kept.sizes() == 0)).any():
         raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")

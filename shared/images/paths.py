@@ -1,83 +1,42 @@
-"""Image files in folders, and the paths of many of them: in few bytes for each, memory-mapped."""
+"""Image files in folders, and the names of many of them: in few bytes for each, memory-mapped."""
 
 import hashlib
 import os
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
-from shared.cache.prepared import shared_array
-from shared.errors import UserError, about
+from shared.cache.prepared import build_once
+from shared.errors import about
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")
-AT_ONCE = 10_000  # paths that are written or compared at once
-END = b"\0"  # ends each name; in no name
+AT_ONCE = 1 << 16  # names that are in memory at once
 
 
-class Paths(Sequence[Path]):
-    """Paths of files, most of them in one folder. A list of Path objects takes several hundred bytes for each.
+def stored_names(names: Iterable[str]) -> pa.ChunkedArray:
+    """The names of files, as the file system encodes them: binary [N], memory-mapped, so no process holds all of them.
 
-    Args:
-        root: the folder to which the names are relative.
-        names: uint8, the names of the files in the encoding of the file system, each with an `END`.
+    A list takes more than a hundred bytes for each.
     """
+    remaining = iter(names)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder, "names.arrow")
+        with pa.OSFile(str(written), "wb") as file, pa.ipc.new_file(file, pa.schema({"name": pa.binary()})) as writer:
+            while block := [os.fsencode(name) for name in islice(remaining, AT_ONCE)]:
+                writer.write_table(pa.table({"name": pa.array(block, pa.binary())}))
+        with written.open("rb") as content:
+            digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
-    def __init__(self, root: Path, names: NDArray[np.uint8]) -> None:
-        self.root, self.names = root, names
-        blocks = range(0, len(names), 1 << 20)
-        self.ends = shared_array(
-            lambda: (start + np.flatnonzero(names[start : start + blocks.step] == END[0]) for start in blocks), np.int64
-        )
+        def build(into: Path) -> None:
+            shutil.copy(written, into)
 
-    @classmethod
-    def of(cls, root: Path, names: Callable[[], Iterable[str | Path]]) -> "Paths":
-        """The paths of files: memory-mapped if they are many, so that no process holds all of them.
-
-        Args:
-            root: the folder to which the names are relative.
-            names: returns the names, relative to `root` or absolute. It may be called a second time.
-
-        Raises:
-            UserError: the second call returned other names.
-        """
-        digests: list[str] = []
-
-        def blocks() -> Iterator[NDArray[np.uint8]]:
-            remaining, digest = iter(names()), hashlib.blake2b()
-            while block := b"".join(os.fsencode(name) + END for name in islice(remaining, AT_ONCE)):
-                digest.update(block)
-                yield np.frombuffer(block, np.uint8)
-            digests.append(digest.hexdigest())
-            if digests[0] != digests[-1]:
-                raise UserError(f"the files in {root} changed while they were listed: start again")
-
-        return cls(root, shared_array(blocks, np.uint8))
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, i: int) -> Path:  # type: ignore[override]  # no slices
-        if not -len(self) <= i < len(self):
-            raise IndexError(i)
-        number = i % len(self)
-        start = int(self.ends[number - 1]) + 1 if number else 0
-        return self.root / os.fsdecode(self.names[start : int(self.ends[number])].tobytes())
-
-    def absolute(self, numbers: NDArray[np.int64]) -> Iterator[str]:
-        """The absolute paths of the files `numbers`."""
-        return (str(self[number].absolute()) for number in numbers.tolist())
-
-    def common_folder(self) -> str:
-        """The absolute path of the deepest folder that contains all files."""
-        common: list[str] = []
-        for start in range(0, len(self), AT_ONCE):
-            paths = self.absolute(np.arange(start, min(start + AT_ONCE, len(self))))
-            common = [os.path.commonpath([*common, *{path.rpartition(os.sep)[0] or os.sep for path in paths}])]
-        return common[0]
+        stored = build_once(f"names-{digest}", build)
+    return pa.ipc.open_file(pa.memory_map(str(stored / written.name))).read_all()["name"]
 
 
 def images_below(root: Path, name: str, passed_over: Counter[str]) -> Iterator[str]:

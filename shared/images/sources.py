@@ -6,12 +6,12 @@ only on request.
 
 import hashlib
 import json
+import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.cache.prepared import shared_array
+from shared.cache.prepared import key_digest, mapped_file, mask_once, shared_array
 from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.readers import KINDS, find_files
-from shared.datasets.rows import column_of, is_text, refuse_missing, source_of, where
+from shared.datasets.rows import column_of, content_of, is_text, refuse_missing, source_of, where
+from shared.datasets.splits import share_of_each
 from shared.datasets.tables import SUBSET, TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
 from shared.errors import UserError, count_of, say
-from shared.images.checks import Checked, check, key_of_column, key_of_files
+from shared.images.cache import Checked, check, key_of_files
 from shared.images.decoding import Pixels
-from shared.images.paths import EXTENSIONS, Paths, images_below
-from shared.images.selection import Chosen, blocks, chosen_by_hash, held_out, numbers, taken
+from shared.images.paths import EXTENSIONS, images_below, stored_names
+from shared.images.selection import Mask, blocks, chosen_by_hash, numbers, taken
 from shared.pretrained.from_pretrained import label_order
 
 
 @dataclass(frozen=True)
 class Source:
-    """Images with targets: decoded in `arrays`, in the files `paths`, or in `column` of `table` (cells may be paths).
+    """Images with targets: decoded in `arrays`, or encoded in `cells`, which may be the names of their files.
 
     The arrays of many images are memory-mapped: see `shared_array`.
     """
@@ -43,29 +44,32 @@ class Source:
     name: str  # the start of its error messages: "--train_dir photos"
     names: tuple[str, ...]  # class names; empty for numbers
     targets: NDArray[Any]  # [N] class ids (int64), or numbers to be predicted (float64)
-    rows: NDArray[np.int64]  # [N] the index of each image in `arrays`, `paths` or `table`
+    rows: NDArray[np.int64]  # [N] the index of each image in `arrays` or `cells`, ascending
     arrays: Pixels | None = None  # uint8 [M, side, side, 3], already decoded
-    paths: Paths | None = None
+    cells: pa.ChunkedArray | None = None  # [M] encoded images, or the names of their files
+    folder: Path | None = None  # to which the names of files are relative; None if `cells` are encoded images
     table: pa.Table | None = None
-    column: str = ""
+    column: str = ""  # of `table`, with the images
     labels: Labels | None = None  # the meaning of the column of the targets in `table`
-    checked: Checked | None = None  # the check of `paths` or `table`
+    checked: Checked | None = None  # the check of `cells`
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def stored(self, i: int) -> bytes | Path:
         """Return the encoded image number `i`: the path of a file, or bytes."""
-        row = int(self.rows[i])
-        if self.paths:
-            return self.paths[row]
-        return self.cells[row].as_py()
+        assert self.cells is not None
+        return self.file(i) if self.folder else self.cells[int(self.rows[i])].as_py()
 
-    @cached_property
-    def cells(self) -> pa.ChunkedArray:
-        """The encoded images of `table`. Finding the bytes in structs takes milliseconds if there are many chunks."""
-        assert self.table is not None
-        return image_cells(self.table[self.column])
+    def file(self, i: int) -> Path:
+        """The path of the file of image number `i`."""
+        assert self.cells is not None
+        assert self.folder is not None
+        return self.folder / os.fsdecode(self.cells[int(self.rows[i])].as_py())
+
+    def files(self) -> Iterator[str]:
+        """The absolute paths of the files."""
+        return (str(self.file(i).absolute()) for i in range(len(self)))
 
     def digest(self) -> str:
         """A hash of the class names, the targets and the images (their pixels, or fingerprints if they are encoded).
@@ -77,40 +81,40 @@ class Source:
         content.update(np.ascontiguousarray(self.targets).data)
         if self.arrays is not None:
             content.update(self.arrays[self.rows].tobytes())
-        for first, end in blocks(len(self) if self.checked else 0):
-            content.update(self.checked.prints[self.rows[first:end]].data)  # type: ignore[union-attr]
-        if self.paths:
-            above = len(self.paths.common_folder())
-            for first, end in blocks(len(self)):
-                names = "\0".join(file[above:] for file in self.paths.absolute(self.rows[first:end]))
-                content.update(("\0" * (first > 0) + names).encode(errors="surrogateescape"))
+        if self.checked:
+            for block in blocks(len(self)):
+                content.update(self.checked.prints[self.rows[block]].data)
+        if self.checked and self.checked.folder:
+            for i, file in enumerate(self.files()):
+                content.update(("\0" * (i > 0) + file[len(self.checked.folder) :]).encode(errors="surrogateescape"))
         return content.hexdigest()
 
     @property
     def key(self) -> str:
-        """A key that changes when an encoded image changes; valid on this machine only."""
+        """A key that changes when an encoded image or the choice of images changes; valid on this machine only."""
         assert self.checked is not None
-        return self.checked.key
+        key = hashlib.blake2b(self.checked.key.encode(), digest_size=16)
+        for block in blocks(len(self)):
+            key.update(self.rows[block].data)
+        return key.hexdigest()
 
     def corrupt(self) -> list[tuple[int, str]]:
         """Return (image number, error text) of each image that `check` found corrupt."""
-        if not self.checked or not self.checked.problems:
-            return []
-        problems, found = self.checked.problems, []
-        for first, end in blocks(len(self)):
-            rows = self.rows[first:end]
-            places = np.flatnonzero(np.isin(rows, [*problems]))
-            found += [(first + int(place), problems[int(rows[place])]) for place in places]
+        found = []
+        for row, problem in self.checked.problems.items() if self.checked else ():
+            place = int(np.searchsorted(self.rows, row))
+            if row in self.rows[place : place + 1]:
+                found.append((place, problem))
         return found
 
     def where(self, i: int) -> str:
         """The name of image number `i` in messages."""
         row = int(self.rows[i])
         place = self.name if self.table is None else where(self.table, row)
-        return f"{place}: {self.paths[row]}" if self.paths else place
+        return f"{place}: {self.file(i)}" if self.folder else place
 
-    def take(self, chosen: Chosen | NDArray[np.int64]) -> "Source":
-        """The source with only the images `chosen`; `chosen` may be their numbers, if they are few."""
+    def take(self, chosen: Mask) -> "Source":
+        """The source with only the images `chosen`."""
         return replace(self, targets=taken(self.targets, chosen), rows=taken(self.rows, chosen))
 
     def ordered(self, names: tuple[str, ...]) -> "Source":
@@ -118,15 +122,12 @@ class Source:
         if names == self.names:
             return self
         places = np.array([names.index(name) for name in self.names])
-        targets = shared_array(lambda: (places[self.targets[slice(*block)]] for block in blocks(len(self))), np.int64)
+        targets = shared_array(lambda: (places[self.targets[block]] for block in blocks(len(self))), np.int64)
         return replace(self, names=names, targets=targets, labels=self.labels and self.labels.ordered(names))
 
     def sizes(self) -> NDArray[np.int64]:
         """int64 [classes]: the number of images of each class; empty if the targets are numbers."""
-        sizes = np.zeros(len(self.names), np.int64)
-        for first, end in blocks(len(self) if self.names else 0):
-            sizes += np.bincount(self.targets[first:end], minlength=len(sizes))
-        return sizes
+        return np.bincount(self.targets, minlength=len(self.names)) if self.names else np.empty(0, np.int64)
 
 
 def digits() -> Source:
@@ -146,23 +147,21 @@ def checked(source: Source) -> Source:
     Raises:
         UserError: a file cannot be read.
     """
-    if source.paths:
-        key = key_of_files(source.paths.absolute(numbers(len(source))))
+    assert source.cells is not None
+    if source.folder:
+        key, folder = key_of_files(source.files())
     else:
-        key = key_of_column(source.table, source.column, source.cells)
-    source = replace(source, checked=check(key, len(source), source.stored, source.name))
-    if deep := source.checked.deep if source.checked else ():
+        content = source.table is not None and content_of(source.table)
+        key, folder = key_digest(content or [key_digest(cell.as_py()) for cell in source.cells], source.column), ""
+    found = check(key, len(source), source.stored, source.name)
+    source = replace(source, checked=replace(found, folder=folder))
+    if deep := found.deep:
         say(
             f"{source.name}: {count_of(len(deep), 'image')} with more than 8 bits per pixel and channel, such as "
             f"{source.where(deep[0])}: read as in transformers' pipelines, which clip values at 255; convert to 8 bits "
             "if values are larger, or fractions"
         )
     return source
-
-
-def subfolders(root: Path) -> list[str]:
-    """Return the names of the folders in `root`, sorted, without hidden ones."""
-    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) -> Source:
@@ -178,7 +177,7 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
     root, name = Path(folder), f"{flag} {folder}"
     if not root.is_dir():
         raise UserError(f"{name}: no such folder")
-    found = subfolders(root)
+    found = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     splits = [label for label in found if label.lower() in TRAIN_SPLITS + VALIDATION_SPLITS]
     if splits and (len(splits) > 1 or splits == found):
         raise UserError(
@@ -198,28 +197,26 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
     counts, passed_over = Counter[str](), Counter[str]()
 
     def files() -> Iterator[str]:
-        counts.clear()  # there may be a second call
-        passed_over.clear()
         for label in found:
             for file in images_below(root / label, name, passed_over):
                 counts[label] += 1
                 yield f"{label}/{file}"
             if not counts[label] and names is None:
                 raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
-        if not counts:
-            raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
 
-    paths = Paths.of(root, files)
+    if not len(cells := stored_names(files())):
+        raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
     passed_over["in no class's folder"] = len([*root.iterdir()]) - len(found)
     if skipped := +passed_over:
         say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(skipped.items()))}")
 
     def targets() -> Iterator[NDArray[np.int64]]:
         for label in found:
-            for first, end in blocks(counts[label]):
-                yield np.full(end - first, classes.index(label))
+            for block in blocks(counts[label]):
+                yield np.full(block.stop - block.start, classes.index(label))
 
-    return checked(Source(name, classes, shared_array(targets, np.int64), numbers(len(paths)), paths=paths))
+    of_files = {"cells": cells, "folder": root}
+    return checked(Source(name, classes, shared_array(targets, np.int64), numbers(len(cells)), **of_files))
 
 
 def image_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -238,7 +235,8 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
         folder: the folder to which paths are relative; None: a column of paths is an error.
 
     Raises:
-        UserError: the column is missing or does not hold images, or labels are missing or unknown.
+        UserError: the column is missing or does not hold images, a file does not exist, or labels are missing or
+            unknown.
     """
     column = column_of(table, image_column, "--image_column_name")
     content = image_cells(column)
@@ -250,31 +248,21 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
         )
     refuse_missing(table, image_column, content.is_null(), what="image")
     source = Source(source_of(table), labels.names, labels.encode(table), numbers(len(table)), labels=labels)
-    source = replace(source, table=table, column=image_column)
-    if folder and is_path:
-        source = replace(source, paths=existing(table, content, folder))
+    source = replace(source, table=table, column=image_column, cells=content, folder=folder if is_path else None)
+    if source.folder:
+        row = next((row for row in range(len(source)) if not source.file(row).is_file()), None)
+        if row is not None:
+            raise UserError(
+                f"{where(table, row)} names {content[row].as_py()!r}, and there is no file {source.file(row)}: "
+                f"correct the paths, which are relative to {folder}, or remove such rows"
+            )
     return checked(source)
-
-
-def existing(table: pa.Table, cells: pa.ChunkedArray, folder: Path) -> Paths:
-    """The files that a column of a table names, relative to `folder`.
-
-    Raises:
-        UserError: a file does not exist.
-    """
-    paths = Paths.of(folder, lambda: chain.from_iterable(chunk.to_pylist() for chunk in cells.chunks))
-    row = next((row for row, path in enumerate(paths) if not path.is_file()), None)
-    if row is not None:
-        raise UserError(
-            f"{where(table, row)} names {cells[row].as_py()!r}, and there is no file {paths[row]}: correct the paths, "
-            f"which are relative to {folder}, or remove such rows"
-        )
-    return paths
 
 
 def load_sources(config: Any, problem_type: ProblemType = "single_label_classification") -> tuple[Source, Source]:
     """The training and the validation images that a config names, or the digits if it names none.
 
+    --max_train_samples and --max_eval_samples reduce them.
     Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out,
     chosen by --seed. With the `problem_type` "regression", the targets are the numbers in --label_column_name.
 
@@ -303,15 +291,14 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
         )
     if config.model_name_or_path and not config.from_scratch and train.names:
         names = label_order(config.model_name_or_path, train.names, config.revision)
-        return train.ordered(names), validation.ordered(names)
-    return train, validation
+        train, validation = train.ordered(names), validation.ordered(names)
+    return limited(train, "max_train_samples", config), limited(validation, "max_eval_samples", config)
 
 
-def limited(sources: tuple[Source, Source], config: Any) -> Iterator[Source]:
-    """Reduce the training and validation images to --max_train_samples and --max_eval_samples."""
-    for source, name in zip(sources, ("max_train_samples", "max_eval_samples"), strict=True):
-        most = limit(len(source), getattr(config, name), f"--{name}")
-        yield source if most is None else source.take(chosen_by_hash(len(source), most, config.seed, SUBSET))
+def limited(source: Source, name: str, config: Any) -> Source:
+    """The images that --max_train_samples or --max_eval_samples, whichever is the `name`, keeps."""
+    most = limit(len(source), getattr(config, name), f"--{name}")
+    return source if most is None else source.take(chosen_by_hash(len(source), most, config.seed, SUBSET))
 
 
 def from_tables(config: Any, problem_type: ProblemType) -> tuple[Source, Source | None]:
@@ -338,15 +325,24 @@ def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
 
 
 def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:
-    """Split off a percentage of the images (see `held_out`): return (the remaining images, those held out).
+    """Split off a percentage of each class (see `share_of_each`), or of all images with numbers to be predicted.
+
+    Returns the remaining images, and those held out.
 
     Raises:
         UserError: there are too few images to hold out any.
     """
-    chosen = held_out(source.targets, percentage, seed) if len(source) > 1 else None
-    if not chosen or not any(chosen(*block).any() for block in blocks(len(source))):
+    count = len(source)
+    share = partial(share_of_each, source.targets, percentage, seed)
+    if not source.names:
+        chosen = chosen_by_hash(count, min(max(1, round(count * percentage / 100)), max(1, count - 1)), seed)
+    elif file := mapped_file(source.targets):  # many images: computed once per machine
+        chosen = mask_once(f"held-out-images-{key_digest(file.parent.name, percentage, seed)}", count, share)
+    else:
+        chosen = share()
+    if not chosen.any() or chosen.all():
         raise UserError(
-            f"{source.name}: {len(source):,} images are too few to hold out {percentage} % of each class: add images, "
+            f"{source.name}: {count:,} images are too few to hold out {percentage} % of each class: add images, "
             "or change --validation_split_percentage"
         )
-    return source.take(lambda first, end: ~chosen(first, end)), source.take(chosen)
+    return source.take(~chosen), source.take(chosen)

@@ -17,7 +17,7 @@ from shared.errors import UserError, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import collate, prepare
 from shared.images.paths import EXTENSIONS, images_below
-from shared.images.sources import Source, folder_of, limited, load_sources, of_table
+from shared.images.sources import Source, folder_of, load_sources, of_table
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, read_rows
@@ -42,7 +42,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
         kept = np.isin(source.rows, data.source.rows)
         table, scored = table.filter(pa.array(kept)), scored[kept]
     ranked = min(MOST_RANKED, labels.num_labels)
-    how = Augmentation.of_run(config, geometry)
+    how = Augmentation(config, geometry)
     model = adapt_to_device(accelerator, config, model, geometry)
     return Prediction(
         table=table,
@@ -63,7 +63,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Mask
     """
     config, file = request.config, request.file
     if file is None:
-        _, source = limited(load_sources(config, labels.problem_type), config)
+        _, source = load_sources(config, labels.problem_type)
         if source.names != labels.names:
             raise UserError(f"the run's images now have other classes ({listed(source.names)}) than its model")
         return source, columns_of_run(source), np.full(len(source), config.scores)
@@ -83,8 +83,8 @@ def columns_of_run(source: Source) -> pa.Table:
     if source.table is not None:
         return without_bytes(source.table.take(pa.array(source.rows)), source.column)
     classes = pa.array(source.names).take(pa.array(source.targets))
-    if source.paths:
-        places = {FILE_COLUMN: pa.array([str(source.paths[row]) for row in source.rows])}
+    if source.folder:
+        places = {FILE_COLUMN: pa.array([str(source.file(i)) for i in range(len(source))])}
     else:
         places = {NUMBER_COLUMN: pa.array(source.rows)}
     return named(pa.table(places | {LABEL_COLUMN: classes}), source.name)

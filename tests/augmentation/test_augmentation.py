@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from shared.augmentation import color, random_operations
-from shared.augmentation.augmentation import DRAWS, Augmentation, Draws, crop_boxes, erased, mix
+from shared.augmentation.augmentation import (
+    DRAWS,
+    Augmentation,
+    AugmentationOptions,
+    Draws,
+    crop_boxes,
+    erased,
+    mix,
+)
 from shared.augmentation.resampling import crop_and_resize
 from shared.images.decoding import Geometry
 from shared.plan.batches import MicroBatch
@@ -37,6 +45,10 @@ def batch(*images):
 
 def arrays(images):
     return images.permute(0, 2, 3, 1).numpy()
+
+
+def augmentation(geometry=GEOMETRY, **changed):
+    return Augmentation(AugmentationOptions(**{"min_crop_area": 1.0} | changed), geometry)
 
 
 def micro_batch(samples, epochs=None):
@@ -86,33 +98,27 @@ def test_crops_of_the_whole_area_are_the_whole_image():
 # Colors and TrivialAugment
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
-@pytest.mark.parametrize(
-    ("ours", "pillow"),
-    [
-        (color.brightness, ImageEnhance.Brightness),
-        (color.contrast, ImageEnhance.Contrast),
-        (color.saturation, ImageEnhance.Color),
-        (color.sharpness, ImageEnhance.Sharpness),
-    ],
-)
-def test_enhancers_equal_those_of_pillow(ours, pillow, factor):
-    images = [photo(20), photo(20, 1)]
-    found = arrays(ours(batch(*images), torch.full((2, 1, 1, 1), factor)))
-    for image, changed in zip(images, found, strict=True):
-        assert np.abs(changed - np.asarray(pillow(image).enhance(factor))).max() <= 1
+ENHANCERS = {
+    color.brightness: ImageEnhance.Brightness,
+    color.contrast: ImageEnhance.Contrast,
+    color.saturation: ImageEnhance.Color,
+    color.sharpness: ImageEnhance.Sharpness,
+}
 
 
 def test_operations_on_values_equal_those_of_pillow():
-    flat = Image.new("RGB", (20, 20), (10, 200, 30))
-    images = [photo(20), photo(20, 1).point(lambda v: 60 + v // 3), flat]
-    each = lambda value: torch.full((3, 1, 1, 1), value)  # noqa: E731
-    for found, pillow in (
-        (color.posterize(batch(*images), each(3.0)), lambda image: ImageOps.posterize(image, 3)),
-        (color.solarize(batch(*images), each(100.0)), lambda image: ImageOps.solarize(image, 100)),
-        (color.autocontrast(batch(*images)), ImageOps.autocontrast),
-        (color.equalize(batch(*images)), ImageOps.equalize),
-    ):
+    images = [photo(20), photo(20, 1).point(lambda v: 60 + v // 3), Image.new("RGB", (20, 20), (10, 200, 30))]
+    given, each = batch(*images), lambda value: torch.full((3, 1, 1, 1), value)
+    cases = [
+        (color.posterize(given, each(3.0)), lambda image: ImageOps.posterize(image, 3)),
+        (color.solarize(given, each(100.0)), lambda image: ImageOps.solarize(image, 100)),
+        (color.autocontrast(given), ImageOps.autocontrast),
+        (color.equalize(given), ImageOps.equalize),
+    ]
+    for ours, pillow in ENHANCERS.items():
+        for factor in (0.0, 0.3, 1.0, 1.7):
+            cases.append((ours(given, each(factor)), lambda image, p=pillow, f=factor: p(image).enhance(f)))
+    for found, pillow in cases:
         for image, changed in zip(images, arrays(found), strict=True):
             assert np.abs(changed - np.asarray(pillow(image))).max() <= 1
 
@@ -187,7 +193,7 @@ def test_each_operation_of_randaugment_on_an_image_has_its_own_random_numbers():
     images, rows = stored(*(photo(20, seed) for seed in range(40))), range(40)
     batch = {"images": images, "aspects": torch.ones(40), "labels": torch.zeros(40, dtype=torch.int64)}
     as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
-    found, _ = Augmentation(0, as_stored, rand_augment=2).training(micro_batch(rows), batch)
+    found, _ = augmentation(as_stored, rand_augment=2).training(micro_batch(rows), batch)
     draw, expected = Draws(0, micro_batch(rows), CPU), images.permute(0, 3, 1, 2).float()
     for i in range(2):
         expected = random_operations.rand(expected, draw.on_cpu(f"operation {i}"), 9, draw.on_cpu(f"sign {i}"))
@@ -232,12 +238,12 @@ def test_the_other_class_of_a_target_is_that_of_the_image_mixed_in():
     images = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 20, 20, 3) * 30
     batch = {"images": images, "aspects": torch.ones(8), "labels": torch.arange(8)}
     as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
-    found, targets = Augmentation(0, as_stored, mixup=1.0).training(micro_batch(range(8)), batch)
+    found, targets = augmentation(as_stored, mixup=1.0).training(micro_batch(range(8)), batch)
     assert targets.labels.tolist() == [*range(8)]
     expected = targets.share * targets.labels * 30 + (1 - targets.share) * targets.others * 30
     assert torch.allclose(found.mean((1, 2, 3)), expected, atol=1e-2)
     assert targets.share.std() > 0.05
-    unmixed, plain = Augmentation(0, as_stored).training(micro_batch(range(8)), batch)
+    unmixed, plain = augmentation(as_stored).training(micro_batch(range(8)), batch)
     assert torch.allclose(unmixed.mean((1, 2, 3)), plain.labels * 30.0, atol=1e-2)
     assert (plain.others, plain.share) == (None, None)
 
@@ -268,8 +274,7 @@ def test_draws_are_uniform_and_uncorrelated():
 
 
 def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
-    every = Augmentation(
-        *(0, GEOMETRY),
+    every = augmentation(
         min_crop_area=0.3,
         horizontal_flip=True,
         color_jitter=0.4,
@@ -289,18 +294,16 @@ def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
     assert together.shape == (6, 3, 12, 12)
     apart = torch.cat([augment([3, 1]), augment([0])])
     assert torch.allclose(together[[3, 1, 0]], apart, atol=1e-5)
-    plain = Augmentation(0, GEOMETRY).training(
-        micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels}
-    )
+    plain = augmentation().training(micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels})
     assert not torch.allclose(plain[0], together)
 
 
 def test_training_and_evaluation_can_have_other_sizes():
-    how = Augmentation(0, GEOMETRY, train_image_size=8, random_erasing=1.0, cutmix=1.0)
+    how = augmentation(train_image_size=8, random_erasing=1.0, cutmix=1.0)
     images = {"images": stored(photo(20), photo(20, 1)), "aspects": torch.ones(2), "labels": torch.arange(2)}
     assert how.training(micro_batch([0, 1]), images)[0].shape == (2, 3, 8, 8)
-    plain = Augmentation(0, GEOMETRY, train_image_size=8).training(micro_batch([0, 1]), images)[0]
-    smaller = Augmentation(0, replace(GEOMETRY, size=8)).training(micro_batch([0, 1]), images)[0]
+    plain = augmentation(train_image_size=8).training(micro_batch([0, 1]), images)[0]
+    smaller = augmentation(replace(GEOMETRY, size=8)).training(micro_batch([0, 1]), images)[0]
     assert torch.equal(plain, smaller)
     assert how.evaluation({"images": stored(photo(12))}).shape == (1, 3, 12, 12)
 
@@ -308,7 +311,7 @@ def test_training_and_evaluation_can_have_other_sizes():
 def test_images_are_augmented_in_float32_under_autocast():
     images = {"images": stored(*(photo(24, seed) for seed in range(4))), "aspects": torch.ones(4)}
     found = images | {"labels": torch.arange(4)}
-    how = Augmentation(0, GEOMETRY, trivial_augment=True, rand_augment=2, color_jitter=0.2, hue=0.1)
+    how = augmentation(trivial_augment=True, rand_augment=2, color_jitter=0.2, hue=0.1)
     expected = how.training(micro_batch(range(4)), found)[0], how.evaluation(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         computed = how.training(micro_batch(range(4)), found)[0], how.evaluation(images)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from benchmarks.harness import image_variants
-from shared.augmentation.augmentation import Augmentation, Targets, mixed_cross_entropy
+from shared.augmentation.augmentation import Augmentation, AugmentationOptions, Targets, mixed_cross_entropy
 from shared.images import image_models
 from shared.images.decoding import Geometry
 from shared.models.optimizers import make_optimizer
@@ -55,7 +55,7 @@ def test_augmentation_is_the_same(changed):
     images = torch.from_numpy(rng.integers(0, 256, (4, 16, 16, 3), np.uint8))
     batch = {"images": images, "aspects": torch.linspace(0.5, 2, 4), "labels": torch.arange(4)}
     micro_batch = MicroBatch(0, 0, rows, np.zeros_like(rows), len(rows))
-    how = Augmentation(0, GEOMETRY, min_crop_area=0.3, horizontal_flip=True)
+    how = Augmentation(AugmentationOptions(min_crop_area=0.3, horizontal_flip=True), GEOMETRY)
     expected = how.training(micro_batch, batch)[0], how.evaluation(batch)
     changed("compiled_augmentation")
     found = how.training(micro_batch, batch)[0], how.evaluation(batch)

@@ -43,7 +43,8 @@ def images(folder):
         if not (folder / name).exists():
             (folder / name).mkdir(parents=True)
             Image.new("RGB", (9, 8), (9, 0, 0)).save(folder / name / "1.png")
-    built = build(class_folders(str(folder), "--train_dir"), Square(8), keep_pixels=True)
+    source = class_folders(str(folder), "--train_dir")
+    built = build(source.key, len(source), source.stored, source.name, Square(8), keep_pixels=True)
     return [array.tolist() for array in read(built)], corrupt_images(built)
 
 

@@ -9,6 +9,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from PIL import Image
 
+from shared.augmentation.augmentation import AugmentationOptions
 from shared.images.decoding import Geometry
 
 RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
@@ -40,13 +41,8 @@ def close(found, expected, within=6):
 
 
 def config(**changed):
-    plain = {"train_dir": None, "validation_dir": None, "train_file": None, "validation_file": None}
-    plain |= {"dataset_name": None, "dataset_config_name": None, "image_column_name": "image"}
-    plain |= {"label_column_name": "label", "validation_split_percentage": 20, "seed": 0, "cache": "none"}
-    plain |= {"skip_corrupt_images": False, "model_name_or_path": None, "from_scratch": False}
-    plain |= {"csv_delimiter": None, "decode_size": None, "train_split_name": None, "validation_split_name": None}
-    plain |= {"skip_incomplete_rows": False, "max_train_samples": None, "max_eval_samples": None}
-    return SimpleNamespace(**(plain | changed))
+    """The settings of an image recipe, which a test can change."""
+    return SimpleNamespace(**vars(AugmentationOptions()) | {"validation_split_percentage": 20} | changed)
 
 
 def folders(root, classes=("cat", "dog"), count=10, corrupt=()):

@@ -1,13 +1,76 @@
-"""The cache of decoded images."""
+"""Encoded images are checked before a run decodes any of them, and the cache of decoded images has the same pixels."""
+
+import errno
+import os
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
 from PIL import Image
-from small_images import config, encoded, folders
+from small_images import EIGHT, config, encoded, folders, quarters
 
+from shared.errors import UserError
 from shared.images import cache as image_cache
-from shared.images.decoding import Square, decode
-from shared.images.images import prepare
+from shared.images.decoding import Square, decode, inspect
+from shared.images.images import load_images, prepare
 from shared.images.sources import class_folders
+
+
+@pytest.mark.parametrize("cache", ["none", "uint8"])
+def test_headers_are_checked_before_the_run_and_once_per_machine(tmp_path, monkeypatch, cache):
+    root = folders(tmp_path / "train")
+    (root / "cat/0.png").write_bytes(b"")
+    (root / "cat/1.png").write_bytes(b"no image")
+    for name in ("2", "3", "4"):
+        (root / f"cat/{name}.png").unlink()
+    (root / "cat/2.jpg").write_bytes(encoded(quarters(), "JPEG")[:-200])
+    given = config(train_dir=str(root), validation_dir=str(root), cache=cache)
+    inspected = []
+    monkeypatch.setattr(image_cache, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"cat/0.png is corrupt \(0 bytes\), and so are 2 more, such as .*1.png.*2.jpg"
+        ):
+            load_images(given, EIGHT)
+    assert len(inspected) == 18
+    for name in ("0.png", "1.png", "2.jpg"):
+        (root / f"cat/{name}").write_bytes(encoded(quarters(), "JPEG"))
+    load_images(given, EIGHT)
+    assert len(inspected) == 2 * 18
+
+
+def test_corrupt_images_of_a_table_are_named_before_the_run(tmp_path):
+    images = [encoded(quarters())[: 60 if i == 4 else None] for i in range(10)]
+    table = pa.table({"image": images, "label": [i % 2 for i in range(10)]})
+    pyarrow.parquet.write_table(table, tmp_path / "images.parquet")
+    with pytest.raises(UserError, match=r"row 5 of --train_file .* is corrupt"):
+        load_images(config(train_file=str(tmp_path / "images.parquet")), EIGHT)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch):
+    root = folders(tmp_path / "train")
+    whole = Path.open
+
+    def fail(path, *args, **kwargs):
+        if path.name == "7.png":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(UserError, match=r"the image .*/7\.png: .*Input/output error"):
+        load_images(config(train_dir=str(root)), EIGHT)
+
+
+def test_images_of_more_than_eight_bits_are_named(tmp_path, capsys):
+    root = folders(tmp_path / "train")
+    Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "cat/1.png")
+    load_images(config(train_dir=str(root)), EIGHT)
+    assert f"1 image with more than 8 bits per pixel and channel, such as --train_dir {root}: {root}/cat/1.png" in (
+        capsys.readouterr().err
+    )
 
 
 def test_the_cache_has_the_same_pixels_and_is_rebuilt_only_if_its_files_change(tmp_path, monkeypatch):

@@ -21,9 +21,7 @@ def resnet():
 
 
 def config(**changed):
-    given = {"cudnn_benchmark": False, "channels_last": True, "sync_batchnorm": False, "deterministic": False}
-    given |= {"model_name_or_path": None, "activation_dtype": None, "torch_compile": False}
-    return SimpleNamespace(**given | changed)
+    return SimpleNamespace(**vars(ImageOptions()) | {"channels_last": True} | changed)
 
 
 def test_channels_last_gives_the_same_logits_gradients_and_statistics():
@@ -47,7 +45,6 @@ def test_channels_last_gives_the_same_logits_gradients_and_statistics():
 
 
 def test_cudnn_benchmark_is_on_only_with_its_flag(monkeypatch):
-    assert not ImageOptions().cudnn_benchmark
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     adapt_to_device(ON_GPU, config(), resnet())
     assert not torch.backends.cudnn.benchmark

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 from small_images import RED, encoded, quarters
 
-from shared.augmentation.augmentation import Augmentation
+from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.images.decoding import CorruptImage, Geometry, Square, decode, inspect
 from shared.images.image_models import image_processor, load_geometry
 from shared.images.images import collate
@@ -72,7 +72,7 @@ def test_every_mode_is_decoded_as_in_a_pipeline(mode, stored, tmp_path):
     loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     expected = loaded(images=load_image(str(tmp_path / "image")), return_tensors="pt")["pixel_values"]
     pixels, aspect = decode(stored, geometry.evaluation_square)
-    found = Augmentation(seed=0, geometry=geometry).evaluation(collate([(pixels, aspect, 0)]))
+    found = Augmentation(AugmentationOptions(), geometry).evaluation(collate([(pixels, aspect, 0)]))
     assert torch.allclose(found, expected, atol=1e-5), mode
 
 
@@ -102,7 +102,7 @@ def test_images_of_any_size_are_evaluated_as_by_the_exported_image_processor(
         image = Image.open(io.BytesIO(stored))
         expected = image_processor(geometry)(images=image, return_tensors="pt")["pixel_values"]
         item = (*decode(stored, geometry.evaluation_square), 0)
-        found = Augmentation(seed=0, geometry=geometry).evaluation(collate([item]))
+        found = Augmentation(AugmentationOptions(), geometry).evaluation(collate([item]))
         assert torch.allclose(found, expected, atol=1e-5, rtol=0)
 
 

@@ -17,18 +17,17 @@ from shared.cache import division, prepared
 from shared.cache.prepared import Unfinished, only_task
 from shared.errors import UserError
 from shared.images import cache as image_cache
-from shared.images import checks
-from shared.images.decoding import CorruptImage, Square, decode, inspect
+from shared.images.decoding import CorruptImage, Square, decode
 from shared.images.images import load_images
 
-SMALL = {(image_cache, "SMALLEST_BLOCK"): 3, (checks, "SMALLEST_BLOCK"): 5}
+SMALL = {"SMALLEST_BLOCK": 3, "SMALLEST_CHECKED": 5}
 TRAINING, VALIDATION = 26, 6  # images
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    for (module, name), value in SMALL.items():
-        monkeypatch.setattr(module, name, value)
+    for name, value in SMALL.items():
+        monkeypatch.setattr(image_cache, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +54,8 @@ def content():
 def in_another_process(rank, photos, cache, environment, decode=decode):
     """Load the images in a forked process."""
     os.environ.update({"ACCELERATE_RECIPES_CACHE": str(cache)} | environment | {"RANK": str(rank)})
-    for (module, name), value in (SMALL | {(image_cache, "decode"): decode}).items():
-        setattr(module, name, value)
+    for name, value in (SMALL | {"decode": decode}).items():
+        setattr(image_cache, name, value)
     load(photos)
 
 
@@ -78,8 +77,8 @@ def alone(photos, tmp_path_factory):
     """What one process writes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("alone")))
-        for (module, name), value in SMALL.items():
-            patch.setattr(module, name, value)
+        for name, value in SMALL.items():
+            patch.setattr(image_cache, name, value)
         load(photos)
         return content()
 
@@ -167,26 +166,6 @@ def test_after_an_interrupted_join_no_image_is_decoded_again(photos, alone, monk
     assert len(decoded) == TRAINING
     load(photos)
     assert len(decoded) == TRAINING + VALIDATION
-    assert content() == alone
-
-
-@pytest.mark.parametrize("step", [0, 1], ids=["check", "decoding"])
-def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(photos, alone, monkeypatch, decoded, step):
-    """Between its list of the missing blocks and its first block, another process does all the work."""
-    missing, calls, inspected = division.Division._missing, [], []
-    monkeypatch.setattr(checks, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
-
-    def before_all_others(self, parts):
-        found = missing(self, parts)
-        if found and self.folder not in calls:
-            calls.append(self.folder)
-            if len(calls) == step + 1:
-                load(photos)
-        return found
-
-    monkeypatch.setattr(division.Division, "_missing", before_all_others)
-    load(photos)
-    assert len(decoded) == len(inspected) == TRAINING + VALIDATION
     assert content() == alone
 
 

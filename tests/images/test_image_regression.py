@@ -9,7 +9,7 @@ from PIL import Image
 from small_images import EIGHT, config, encoded, folders
 from torch.nn import functional as F
 
-from shared.augmentation.augmentation import Augmentation
+from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.errors import UserError
@@ -41,7 +41,7 @@ def test_a_model_learns_the_numbers_in_a_column_of_images(given):
     scale = Scale.of_run(train.source.labels, train.targets, model)
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     plan = Plan(num_samples=len(train), seed=0, global_batch_size=16, max_steps=60, micro_batches=2)
-    how = Augmentation(0, EIGHT, min_crop_area=0.5, horizontal_flip=True)
+    how = Augmentation(AugmentationOptions(min_crop_area=0.5, horizontal_flip=True), EIGHT)
     for step in range(60):
         for micro_batch in plan.micro_batches(step):
             batch = collate(train.read_micro_batch(micro_batch.samples, micro_batch.epochs))

@@ -5,17 +5,17 @@ import tracemalloc
 import numpy as np
 import pyarrow.parquet
 import pytest
-from PIL import Image
-from small_images import EIGHT, config, encoded, folders, tables
+from small_images import EIGHT, config, folders, tables
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, splits
 from shared.datasets.tables import SUBSET
-from shared.images import checks, paths, selection, sources
+from shared.images import cache as image_cache
+from shared.images import paths, selection, sources
 from shared.images.images import load_images
-from shared.images.selection import chosen_by_hash, held_out, numbers, taken
-from shared.images.sources import class_folders, hold_out, load_sources
+from shared.images.selection import chosen_by_hash, numbers, taken
+from shared.images.sources import Source, class_folders, hold_out
 
 
 @pytest.mark.parametrize("each", [20_000, pytest.param(350_000, marks=pytest.mark.docs)])
@@ -71,19 +71,17 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
             micro_batch = data.read_micro_batch(np.arange(len(data)), np.zeros(len(data), int))
             pixels, _, targets = zip(*micro_batch, strict=True) if isinstance(micro_batch, list) else micro_batch
             found.append((data.digest(), data.source.rows.tolist(), np.stack(pixels).tolist(), [*map(int, targets)]))
-            mapped.append({mapped_file(array) is not None for array in (data.source.rows, data.targets, data.places)})
+            arrays = data.source.rows, data.targets, *([] if data.places is None else [data.places])
+            mapped.append({mapped_file(array) is not None for array in arrays})
         return found
 
     mapped = []
     few = read()
     assert mapped == [{False}] * 2
-    for module, name, value in (
-        (prepared, "IN_MEMORY", -1),
-        (arrow_files, "IN_MEMORY", -1),
-        (selection, "BLOCK", 3),
-        (checks, "SMALLEST_BLOCK", 2),
-    ):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(selection, "BLOCK", 3)
+    monkeypatch.setattr(image_cache, "SMALLEST_CHECKED", 2)
     assert read() == few
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "another"))
     mapped.clear()
@@ -91,21 +89,16 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     assert mapped == [{True}] * 2
 
 
-def test_choices_in_blocks_are_those_of_the_whole(monkeypatch):
-    targets = np.random.default_rng(0).integers(0, 5, 1000)
-    whole = held_out(targets, 30, 1)(0, 1000)
+@pytest.mark.parametrize("names", [tuple("abcde"), ()], ids=["classes", "numbers"])
+def test_choices_in_blocks_are_those_of_the_whole(monkeypatch, names):
+    targets = np.random.default_rng(0).integers(0, 5, 1000).astype(np.int64 if names else np.float64)
+    source = Source("made up", names, targets, numbers(1000))
+    whole = [part.rows.tolist() for part in hold_out(source, 30, 1)]
     limited = splits.chosen_by_hash(1000, 333, 7, SUBSET)
     monkeypatch.setattr(prepared, "IN_MEMORY", -1)
     monkeypatch.setattr(selection, "BLOCK", 64)
-    stored = taken(targets, lambda first, end: np.ones(end - first, bool))
-    assert np.array_equal(held_out(stored, 30, 1)(0, 1000), whole)
-    assert not np.array_equal(held_out(stored, 30, 2)(0, 1000), whole)
+    stored = source.take(np.ones(1000, bool))
+    assert mapped_file(stored.targets)
+    assert [part.rows.tolist() for part in hold_out(stored, 30, 1)] == whole
+    assert hold_out(stored, 30, 2)[0].rows.tolist() != whole[0]
     assert np.array_equal(taken(numbers(1000), chosen_by_hash(1000, 333, 7, SUBSET)), limited)
-
-
-def test_bytes_in_structs_are_found_once(tmp_path, monkeypatch):
-    train, _ = load_sources(config(train_file=tables(tmp_path)))
-    found = [train.stored(i) for i in range(len(train))]
-    monkeypatch.setattr(sources.pc, "struct_field", lambda *_: pytest.fail("looked for again"))
-    assert [train.stored(i) for i in range(len(train))] == found
-    assert encoded(Image.new("RGB", (8, 8), (25 * int(train.rows[0]), 0, 0))) == found[0]

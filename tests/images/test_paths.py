@@ -1,4 +1,4 @@
-"""The paths of image files are memory-mapped bytes; they give the same paths as a list."""
+"""The names of image files are memory-mapped; they give the same paths as a list."""
 
 import os
 from collections import Counter
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.cache import prepared
-from shared.cache.prepared import mapped_file
 from shared.errors import UserError
-from shared.images import paths as paths_module
-from shared.images.paths import EXTENSIONS, Paths, images_below
+from shared.images import paths
+from shared.images.cache import key_of_files
+from shared.images.paths import EXTENSIONS, images_below, stored_names
+from shared.images.sources import Source
 
 
 @given(
@@ -21,36 +21,26 @@ from shared.images.paths import EXTENSIONS, Paths, images_below
     st.sampled_from(["photos", "/", "/a/b", ".", "../c"]),
     st.integers(1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_names_give_the_paths_of_a_list(names, root, at_once):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths_module, "AT_ONCE", at_once)
-        paths = Paths.of(Path(root), lambda: names)
+        patch.setattr(paths, "AT_ONCE", at_once)
+        cells = stored_names(names)
+    rows = np.arange(len(names))
+    source = Source("photos", (), rows, rows, cells=cells, folder=Path(root))
     expected = [Path(root) / name for name in names]
-    assert list(paths) == expected
-    assert [paths[i] for i in range(-len(names), 0)] == expected
-    assert [*paths.absolute(np.arange(len(names)))] == [str(path.absolute()) for path in expected]
+    assert [source.stored(i) for i in rows] == expected
+    assert [*source.files()] == [str(path.absolute()) for path in expected]
 
 
-@pytest.mark.parametrize(
-    "names", [["a/b/c.png", "a/b/d.png"], ["a/b/c.png", "a/d/e.png", "a/b.png"], ["/x/a.png", "y/b.png"]]
-)
-def test_the_common_folder_is_found_in_blocks(monkeypatch, names):
-    monkeypatch.setattr(paths_module, "AT_ONCE", 1)
-    paths = Paths.of(Path("here"), lambda: names)
-    expected = os.path.commonpath([path.absolute().parent for path in paths])
-    assert paths.common_folder() == expected
-    assert [*paths.absolute(np.array([1]))] == [str((Path("here") / names[1]).absolute())]
-
-
-def test_files_that_change_while_they_are_listed_are_refused(monkeypatch):
-    lists = [["a.png"], ["a.png", "b.png"], ["a.png"], ["a.png"]]
-    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
-    with pytest.raises(UserError, match="the files in photos changed while they were listed"):
-        Paths.of(Path("photos"), lambda: lists.pop(0))
-    paths = Paths.of(Path("photos"), lambda: lists.pop(0))
-    assert len(paths) == 1
-    assert mapped_file(paths.names) is not None
+@pytest.mark.parametrize("files", [["a/b/c", "a/b/d"], ["a/b/c", "a/d/e", "a/b"], ["x/a", "y/b"], ["x", "x!/a", "y"]])
+def test_the_folder_of_all_files_is_found(tmp_path, files):
+    for i, name in enumerate(files):
+        file = tmp_path / name / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        files[i] = str(file)
+    assert key_of_files(files)[1] == os.path.commonpath([Path(file).parent for file in files])
 
 
 def listed_at_once(root):

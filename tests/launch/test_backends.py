@@ -41,7 +41,7 @@ def noting(seen, function):
 
 def resample(monkeypatch, seen):
     monkeypatch.setitem(resampling.FILTERS, "bilinear", noting(seen, resampling.linear))
-    resampling.crop_and_resize(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), resampling.whole(torch.device("cpu")), 2)
+    resampling.crop_and_resize(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), torch.tensor([[0.0, 0.0, 1.0, 1.0]]), 2)
 
 
 def rank(monkeypatch, seen):

@@ -223,17 +223,17 @@ class Axis:
 
     def ticks(self, say: Callable[[float], str], whole: bool = False) -> list[tuple[float, str]]:
         """The places and texts of round values, ascending; if `whole`, of whole numbers only."""
-        from matplotlib.ticker import LogLocator, MaxNLocator
+        from matplotlib.ticker import MaxNLocator
 
-        if self.log and self.high - self.low > 1:
-            factors = (1.0, 2.0, 5.0) if self.high - self.low < 2 else (1.0,)
-            found = LogLocator(subs=factors, numticks=self.most_ticks).tick_values(10**self.low, 10**self.high)
+        if self.log:  # powers of ten; of few ones also 2 and 5 times each
+            factors = [1, 2, 5] if self.high - self.low < 2 else [1]
+            found = np.outer(10.0 ** np.arange(math.floor(self.low), self.high + 1), factors).ravel()
         else:
-            low, high = (10**self.low, 10**self.high) if self.log else (self.low, self.high)
-            found = MaxNLocator(self.most_ticks, steps=[1, 2, 5, 10]).tick_values(low, high)
+            found = np.array(MaxNLocator(self.most_ticks, steps=[1, 2, 5, 10]).tick_values(self.low, self.high))
         first, last = sorted(self.ends)
-        seen = zip(self.places(found).round(1).tolist(), found, strict=True)
-        return [(at, say(value)) for at, value in seen if first <= at <= last and (value % 1 == 0 or not whole)]
+        both = zip(self.places(found).round(1).tolist(), found.tolist(), strict=True)
+        seen = [(at, say(value)) for at, value in both if first <= at <= last and (value % 1 == 0 or not whole)]
+        return seen[:: -(-len(seen) // (self.most_ticks + 1)) or 1]
 
 
 def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def compare(a: Path, b: Path) -> int:
     ]
     if not any(quantity.at for quantity in quantities):
         raise UserError(f"{a} and {b}: nothing was logged or saved at the same steps; use the same --logging_steps")
-    quantities += [compare_newest(a, b), compare_ends(a, b), *compare_models(a, b)]
+    quantities += [compare_newest(a, b), *compare_ends(a, b)]
     for name, run, lines in (("A", a, lines_a), ("B", b, lines_b)):
         processes = dict.fromkeys(str(line.get("processes", "unknown")) for line in lines)
         print(f"{name}  {run}: processes {', then '.join(processes)}")
@@ -188,24 +188,20 @@ def compare_newest(run_a: Path, run_b: Path) -> Quantity:
     return Quantity("newest checkpoint", {newest: (math.inf if lacking else 0.0, said)})
 
 
-def compare_ends(run_a: Path, run_b: Path) -> Quantity:
-    """Compare the last steps of the runs, and whether they are finished."""
+def compare_ends(run_a: Path, run_b: Path) -> list[Quantity]:
+    """Compare the last steps of the runs, whether they are finished, and at the same step the weights in model/."""
     last = [read_metrics(run / "metrics.jsonl")[-1] for run in (run_a, run_b)]
     a, b = (f"step {line['step']}, {'' if 'train_runtime' in line else 'not '}finished" for line in last)
     first, second = sorted(int(line["step"]) for line in last)
-    return Quantity("end", {first + (first < second): (relative(a, b), f"A ends at {a}; B at {b}")})
+    end = Quantity("end", {first + (first < second): (relative(a, b), f"A ends at {a}; B at {b}")})
+    models = {first: (run_a / "model", run_b / "model")} if first == second else {}
+    return [end, *compare_tensors("model", models)]
 
 
 def compare_checkpoints(run_a: Path, run_b: Path) -> list[Quantity]:
     """Compare all tensors of the checkpoints of the same steps."""
     a, b = complete(run_a), complete(run_b)
     return compare_tensors("checkpoints", {step: (a[step], b[step]) for step in sorted(a.keys() & b.keys())})
-
-
-def compare_models(run_a: Path, run_b: Path) -> list[Quantity]:
-    """Compare the weights in model/ of two runs that end at the same step: averaged ones, if they export those."""
-    step_a, step_b = (int(read_metrics(run / "metrics.jsonl")[-1]["step"]) for run in (run_a, run_b))
-    return compare_tensors("model", {step_a: (run_a / "model", run_b / "model")} if step_a == step_b else {})
 
 
 def compare_tensors(name: str, folders: Mapping[int, tuple[Path, Path]]) -> list[Quantity]:
@@ -285,7 +281,7 @@ def print_results(runs: Sequence[Path]) -> int:
     """
     groups = groups_of(runs)
     results = [{seed: result_of(run, settings) for seed, (run, settings) in group.items()} for group in groups]
-    settings = [decisive(next(iter(group.values()))[1]) for group in groups]
+    settings = [next(iter(group.values()))[1] for group in groups]
     names = dict.fromkeys(name for each in settings for name in each)
     differing = [name for name in names if any(each.get(name) != settings[0].get(name) for each in settings)]
     scores = [*dict.fromkeys(name for group in results for result in group.values() for name in result)]
@@ -300,7 +296,7 @@ def print_results(runs: Sequence[Path]) -> int:
 
 
 def groups_of(runs: Sequence[Path]) -> list[dict[Any, tuple[Path, dict[str, Any]]]]:
-    """The runs in groups that differ only in their seed: {seed: (run, the settings that affect its result)}.
+    """The runs in groups that differ only in their seed: {seed: (run, the other settings that matter)}.
 
     Raises:
         UserError: a folder has no config.yaml, or two runs of a group have the same seed.
@@ -312,16 +308,11 @@ def groups_of(runs: Sequence[Path]) -> list[dict[Any, tuple[Path, dict[str, Any]
     ignored = not_in_result(*(run / "config.yaml" for run in runs))
     for run in runs:
         settings = {name: value for name, value in load(run / "config.yaml").items() if name not in ignored}
-        group = groups.setdefault(repr(sorted(decisive(settings).items())), {})
-        other, _ = group.setdefault(settings["seed"], (run, settings))
+        seed = settings.pop("seed")
+        other, _ = groups.setdefault(repr(sorted(settings.items())), {}).setdefault(seed, (run, settings))
         if other != run:
             raise UserError(f"{other} and {run} have the same settings and the same seed; give one of them")
     return [*groups.values()]
-
-
-def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a group of runs: all except the seed."""
-    return {name: value for name, value in settings.items() if name != "seed"}
 
 
 def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:

@@ -5,13 +5,10 @@ belongs to the second mark, so no time is counted twice. On a CPU a mark reads t
 in the current stream; the events are read when the host has to wait for the device anyway.
 """
 
-import importlib.util
 import math
-import os
 import resource
 import time
 from collections.abc import Mapping
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -108,18 +105,12 @@ def memory(device: torch.device) -> tuple[int, int]:
     """Peak and current bytes of this process: of the CUDA allocator, or resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, this_process(os.getpid()).memory_info().rss
-
-
-@cache
-def this_process(pid: int) -> psutil.Process:
-    """A process, looked up once: psutil reads three files to make sure which one it is."""
-    return psutil.Process(pid)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.Process().memory_info().rss
 
 
 def utilization(device: torch.device) -> float:
     """Share of the last second in which the GPU was busy, as NVML says; NaN without GPU or pynvml, or if it fails."""
-    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+    if device.type != "cuda":
         return math.nan
     try:
         return torch.cuda.utilization(device) / 100

@@ -80,15 +80,23 @@ def breakdown(lines: Lines, compressed: bool = False, unpacked: bool = False) ->
     spent = seconds_by_part(lines)
     if not (total := sum(spent.values())):
         return ""
-    shares = {part: seconds / total for part, seconds in spent.items()}
-    whole = rounded(shares)
-    shown = ", ".join(f"{whole[part]} % {name}" for part, name in NAMES.items() if whole[part])
+    shown = ", ".join(f"{whole} % {NAMES[part]}" for part, whole in percentages(spent).items() if whole)
+    rows = [f"where {total:,.1f} s{where} went: {shown}", *facts(lines)]
+    if total >= SHORT:
+        padding = mean([line["padding"] for line in lines if "padding" in line] or [0.0])
+        rows += advice({part: seconds / total for part, seconds in spent.items()}, padding, compressed, unpacked)
+    return "\n".join(f"  {row}" for row in rows)
+
+
+def facts(lines: Lines) -> list[str]:
+    """What a run that has been timed says besides the parts of its time: rows of text."""
     timed = [line for line in lines if "step_seconds" in line]
-    rows = [f"where {total:,.1f} s{where} went: {shown}"]
     told = [
-        f"{name} {say([line[key] for line in timed if key in line])}" for key, name, say in FACTS if key in timed[-1]
+        text.format(scale * summary([line[key] for line in timed if key in line]))
+        for key, text, scale, summary in FACTS
+        if key in timed[-1]
     ]
-    rows += [", ".join(told)] if told else []
+    rows = [", ".join(told)] if told else []
     behind = [line["slowest_process"] for line in timed if "slowest_process" in line]
     if behind:
         often = max(set(behind), key=behind.count)
@@ -98,36 +106,25 @@ def breakdown(lines: Lines, compressed: bool = False, unpacked: bool = False) ->
         scale = f" (loss scale at the end {lines[-1]['loss_scale']:,.0f})" if "loss_scale" in lines[-1] else ""
         steps = f"{skipped:,.0f} of {lines[-1]['step']:,} updates"
         rows.append(f"{steps} were skipped, because their gradients were not finite{scale}")
-    if total >= SHORT:
-        padding = mean([line["padding"] for line in timed if "padding" in line] or [0.0])
-        rows += advice(shares, padding, compressed, unpacked)
-    return "\n".join(f"  {row}" for row in rows)
+    return rows
 
 
-def rounded(shares: Mapping[str, float]) -> dict[str, int]:
+def percentages(amounts: Mapping[str, float]) -> dict[str, int]:
     """Shares in whole percent that add up to 100: each is rounded down, and those that lost most get one more."""
-    whole = {part: int(100 * share) for part, share in shares.items()}
-    for part in sorted(shares, key=lambda part: whole[part] - 100 * shares[part])[: 100 - sum(whole.values())]:
-        whole[part] += 1
+    exact = {name: 100 * amount / sum(amounts.values()) for name, amount in amounts.items()}
+    whole = {name: int(share) for name, share in exact.items()}
+    for name in sorted(exact, key=lambda name: whole[name] - exact[name])[: 100 - sum(whole.values())]:
+        whole[name] += 1
     return whole
 
 
-def settled(values: Sequence[float]) -> float:
-    """Mean over the readings without the first, if there are others: its steps load kernels and make the optimizer."""
-    return mean(values[1:] or values)
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """A share as a text such as "31 %"."""
-    return f"{100 * share:.{digits}f} %"
-
-
-FACTS: tuple[tuple[str, str, Callable[[Sequence[float]], str]], ...] = (
-    ("mfu", "MFU", lambda values: percent(mean(values))),
-    ("padding", "padding", lambda values: percent(mean(values), 1)),
-    ("peak_memory_bytes", "peak memory", lambda values: f"{max(values) / 2**20:,.0f} MiB per process"),
-    ("gpu_utilization", "GPU busy", lambda values: percent(mean(values))),
-    ("host_bound", "host-bound", lambda values: percent(settled(values))),
+FACTS: tuple[tuple[str, str, float, Callable[[Sequence[float]], float]], ...] = (
+    ("mfu", "MFU {:.0f} %", 100, mean),
+    ("padding", "padding {:.1f} %", 100, mean),
+    ("peak_memory_bytes", "peak memory {:,.0f} MiB per process", 2**-20, max),
+    ("gpu_utilization", "GPU busy {:.0f} %", 100, mean),
+    # Without the first reading, if there are others: its steps load kernels and make the optimizer.
+    ("host_bound", "host-bound {:.0f} %", 100, lambda values: mean(values[1:] or values)),
 )
 
 

@@ -4,6 +4,7 @@ The mirror has the layout of the folder: step_00000255/FILE. The manifest of a c
 files, is written last and removed first, and a checkpoint without a manifest does not count: it is complete or absent.
 """
 
+import contextlib
 import json
 import shutil
 import threading
@@ -212,7 +213,6 @@ class Copies:
 
     def __init__(self, store: RemoteFolder, config: options.Options, complete: set[int]) -> None:
         self.store, self.config, self.complete = store, config, complete
-        self.dropped: dict[bytes, str] = {}  # manifests of checkpoints that cannot be read, and why
         self.problem = ""  # of the attempts since the last success
         self.settled: int | None = None  # the newest step, once the mirror has it and nothing is left to do
         self.wake, self.closed = threading.Event(), threading.Event()
@@ -228,13 +228,11 @@ class Copies:
         size = sum(file.stat().st_size for file in found[newest].rglob("*"))
         end = time.monotonic() + patience + size / SLOWEST
         self.wake.set()
-        reason = None
-        while self.settled != newest and not reason and time.monotonic() < end:
-            reason = self.dropped.get((found[newest] / MANIFEST).read_bytes())
+        while self.settled != newest and time.monotonic() < end:
             time.sleep(0.05)
         if newest in self.complete:
             return ""
-        return f"{found[newest].name} could not be copied ({reason or self.problem or 'it takes too long'})"
+        return f"{found[newest].name} could not be copied ({self.problem or 'it takes too long'})"
 
     def _work(self) -> None:
         """Copy until the run has ended: `closed` is set, or its folder is no longer locked."""
@@ -257,17 +255,15 @@ class Copies:
     def _copy_missing(self) -> None:
         """Copy the newest checkpoint, and before it the best one, if the mirror lacks them; remove old ones."""
         found = resuming.complete(self.config.output_dir)
-        manifests = ((step, (found[step] / MANIFEST).read_bytes()) for step in sorted(found, reverse=True))
-        newest = next((step for step, manifest in manifests if manifest not in self.dropped), None)
+        newest = max(found, default=None)
         if newest is None or newest in self.complete:
             self.settled = newest
             return
         best = resuming.read_state(found[newest])["best_step"] if self.config.load_best_model_at_end else None
-        for step in (best, newest):
-            if step in found and step not in self.complete:
-                self._copy(step, found[step])
-        if newest not in self.complete:
-            return
+        if best in found and best not in {newest, *self.complete}:
+            with contextlib.suppress(Damaged):  # the end of the run says so
+                self._copy(best, found[best])
+        self._copy(newest, found[newest])
         self._rotate(newest, best)
         self.settled = newest
         if self.problem:
@@ -275,22 +271,15 @@ class Copies:
         self.problem = ""
 
     def _copy(self, step: int, path: Path) -> None:
-        """Write the files of a checkpoint, then the log so far, then the manifest; or print why it is left out."""
+        """Write the files of a checkpoint, then the log so far, then the manifest."""
         manifest = (path / MANIFEST).read_bytes()
-        if manifest in self.dropped:
-            return
         lines = json.loads(manifest)
 
         def send(name: str) -> None:
             self.store.write(f"{path.name}/{name}", pieces_of(path, name, lines[name]))
 
-        try:
-            with ThreadPoolExecutor(FILES_AT_ONCE, initializer=lower_priority) as pool:
-                [*pool.map(send, lines)]
-        except Damaged as error:
-            self.dropped[manifest] = str(error)
-            folders.complain(f"warning: {FLAG}: {path.name} is not copied: {error}")
-            return
+        with ThreadPoolExecutor(FILES_AT_ONCE, initializer=lower_priority) as pool:
+            [*pool.map(send, lines)]
         if (log := path.parent.parent / METRICS).exists():
             self.store.write(METRICS, [log.read_bytes()])
         self.store.write(f"{path.name}/{MANIFEST}", [manifest])
@@ -324,7 +313,7 @@ def pieces_of(path: Path, name: str, line: Line) -> Iterator[bytes]:
                 yield piece
     except OSError as error:
         raise Damaged(
-            f"{name} cannot be read ({error}); if newer checkpoints replaced it before its upload was complete, raise "
+            f"{name} cannot be read ({error.strerror}); if newer checkpoints replaced it during its upload, raise "
             "--save_total_limit or --checkpointing_steps"
         ) from None
     if found.hexdigest() != line[ALGORITHM]:

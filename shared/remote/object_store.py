@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shared.errors import UserError
+from shared.monitoring import log
 
 PATIENCE = 300.0  # seconds for which a request is retried
 PATIENCE_AT_START = 30.0  # the same for the first file: a URL with a typing error should not take minutes
@@ -147,10 +148,8 @@ def _opened(url: str, process: int) -> tuple[Any, str]:
 
 def described(error: Exception) -> str:
     """An exception in at most one line."""
-    if (status := _status(error)) is not None:
-        return f"HTTP {status}"
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}{f': {lines[0]:.200}' if lines else ''}"
+    status = _status(error)
+    return log.described(error) if status is None else f"HTTP {status}"
 
 
 def _status(error: Exception) -> int | None:

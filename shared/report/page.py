@@ -18,7 +18,7 @@ from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.curves import FEW, Panel, find_panels
-from shared.extras.time_report import NAMES, breakdown, of_last_processes, rounded, seconds_by_part
+from shared.extras.time_report import NAMES, facts, of_last_processes, percentages, seconds_by_part
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import read_metrics
 from shared.report import mistakes
@@ -29,7 +29,7 @@ WATCHED = ("loss", "eval_loss", "grad_norm")  # the page says how often they wer
 ACROSS, UP = (58, 422), (184, 10)  # the ends of the axes, in the units of a figure
 FRAME = {"width": 460, "height": 220, "left": ACROSS[0], "right": ACROSS[1], "top": UP[1], "bottom": UP[0]}
 MOST_POINTS = 400  # of a line
-SMALLEST, LARGEST = 1e-300, 1e300  # a difference of values, and a value; so that no computation overflows
+SMALLEST, LARGEST = 1e-100, 1e100  # a difference of values, and a value; so that no computation overflows
 
 Floats = NDArray[np.float64]
 
@@ -170,11 +170,9 @@ def time(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total = sum(spent.values())
     if not total:
         return {"parts": []}
-    percent = rounded({part: seconds / total for part, seconds in spent.items()})
+    percent = percentages(spent)
     parts = [(NAMES[part], seconds, percent[part]) for part, seconds in spent.items() if seconds > 0]
-    rows = [row.strip() for row in breakdown(lines).splitlines()[1:]]
-    said = [f"{total:,.1f} s in all{where}", *(row for row in rows if not row.startswith("advice"))]
-    return {"parts": parts, "said": said}
+    return {"parts": parts, "said": [f"{total:,.1f} s in all{where}", *facts(recent)]}
 
 
 def card(file: Path) -> list[tuple[str, str]]:
@@ -225,25 +223,17 @@ class Axis:
 
     def ticks(self, say: Callable[[float], str], whole: bool = False) -> list[tuple[float, str]]:
         """The places and texts of round values, ascending; if `whole`, of whole numbers only."""
-        values = self._powers() if self.log else self._multiples()
-        places = self.places(np.array(values)).round(1).tolist()
-        return [(at, say(value)) for at, value in zip(places, values, strict=True) if value % 1 == 0 or not whole]
+        from matplotlib.ticker import MaxNLocator
 
-    def _powers(self) -> list[float]:
-        """Powers of ten, of few ones also 2 and 5 times each."""
-        factors = (1, 2, 5) if self.high - self.low < 2 else (1,)
-        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
-        found = [factor * 10.0**power for power in powers for factor in factors]
-        found = [value for value in found if self.low <= math.log10(value) <= self.high]
-        return found[:: -(-len(found) // self.most_ticks) or 1]
-
-    def _multiples(self) -> list[float]:
-        """Multiples of 1, 2 or 5 times a power of ten."""
-        finest = (self.high - self.low) / self.most_ticks
-        power = 10.0 ** math.floor(math.log10(finest))
-        step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= finest)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [number * step for number in range(first, last + 1)]
+        if self.log:  # powers of ten; of few ones also 2 and 5 times each
+            factors = [1, 2, 5] if self.high - self.low < 2 else [1]
+            found = np.outer(10.0 ** np.arange(math.floor(self.low), self.high + 1), factors).ravel()
+        else:
+            found = np.array(MaxNLocator(self.most_ticks, steps=[1, 2, 5, 10]).tick_values(self.low, self.high))
+        first, last = sorted(self.ends)
+        both = zip(self.places(found).round(1).tolist(), found.tolist(), strict=True)
+        seen = [(at, say(value)) for at, value in both if first <= at <= last and (value % 1 == 0 or not whole)]
+        return seen[:: -(-len(seen) // (self.most_ticks + 1)) or 1]
 
 
 def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:

@@ -201,7 +201,6 @@ def test_a_gpu_that_does_not_report_its_utilization_has_no_such_figure(monkeypat
         raise NotImplementedError("NVMLError_NotSupported")
 
     cuda = torch.device("cuda")
-    monkeypatch.setattr(extras_costs.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
     assert extras_costs.utilization(cuda) == 0.4
     monkeypatch.setattr(torch.cuda, "utilization", raise_it)

@@ -326,23 +326,30 @@ def test_an_outage_is_one_warning_and_afterwards_the_newest_checkpoint_is_copied
     ]
 
 
-def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_left_out_with_a_warning(start, folder, capsys):
+def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_a_warning(start, folder, capsys):
     run = start()
     run.end()
     time.sleep(0.05)
     runs.flip_a_bit(run.save(1, copied=False) / "part/0")
     run = start()
-    assert run.mirror.copies.wait(30) == "step_00000001 could not be copied (part/0 is damaged)"
-    run.end()
+    assert run.mirror.copies.wait(0.2) == "step_00000001 could not be copied (Damaged: part/0 is damaged)"
     (run.save(2, copied=False) / "part/0").unlink()
-    run = start()
-    assert "step_00000002 could not be copied (part/0 cannot be read" in run.mirror.copies.wait(30)
-    run.end()
+    wait_until(lambda: "part/0 cannot be read (No such file or directory)" in run.mirror.copies.problem)
+    assert run.mirror.copies.problem.endswith("raise --save_total_limit or --checkpointing_steps")
     assert "manifest.json" not in files_in(folder, 1) | files_in(folder, 2)
-    warnings = capsys.readouterr().err.splitlines()
-    assert warnings[0] == "warning: --mirror_checkpoints: step_00000001 is not copied: part/0 is damaged"
-    assert "step_00000002 is not copied: part/0 cannot be read" in warnings[1]
-    assert warnings[1].endswith("raise --save_total_limit or --checkpointing_steps")
+    assert capsys.readouterr().err.count("cannot be written (Damaged: part/0 is damaged)") == 1
+    run.save(3)
+    assert files_in(folder, 3) == {*FILES}
+
+
+def test_a_damaged_best_checkpoint_does_not_hold_up_the_newest(start, folder):
+    run = start(load_best_model_at_end=True)
+    run.end()
+    time.sleep(0.05)
+    runs.flip_a_bit(run.save(1, best=1, copied=False) / "part/0")
+    run.save(2, best=1, copied=False)
+    assert start(load_best_model_at_end=True).mirror.copies.wait(30) == ""
+    assert "manifest.json" not in files_in(folder, 1)
 
 
 def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder, monkeypatch, capsys):

@@ -25,10 +25,10 @@ LONG = (
     *("launch/test_launch.py", "benchmarks/test_benchmarks.py"),
     *("recipes/test_exactness.py", "processes/test_preemption.py", "checkpoints/test_resuming.py"),
     *("launch/test_preflight.py", "benchmarks/test_scaling.py", "models/test_model_families.py"),
-    *("launch/test_accelerate_configs.py", "models/test_image_models.py", "recipes/test_image_recipe.py"),
-    *("models/test_compiling.py", "metrics/test_foreign.py", "launch/test_kubernetes.py"),
+    *("launch/test_accelerate_configs.py", "images/test_image_models.py", "recipes/test_image_recipe.py"),
+    *("speed/test_compiling.py", "metrics/test_foreign.py", "launch/test_kubernetes.py"),
     *("benchmarks/test_gpu_benchmarks.py", "recipes/test_existing_runs.py"),
-    "export/test_export.py",
+    "export/test_onnx_export.py",
 )
 
 

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import runpy
 import shutil
 import signal
@@ -18,6 +19,7 @@ import sys
 import sysconfig
 import time
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,6 +44,7 @@ TINY = [
     *("--max_length", "48", "--max_tokens_per_micro_batch", "96", "--global_batch_size", "12"),
     *("--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
 ]
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}  # as in TINY
 # The same for images. A step has four micro-batches, so three processes have unequal shares.
 TINY_IMAGES = [
     *("--embedding_size", "8", "--hidden_sizes", "8", "16", "--image_size", "16", "--global_batch_size", "48"),
@@ -53,12 +56,8 @@ def environment_of_a_user(**changes):
     """The environment of a new process: without the variables that this process has set, and offline."""
     ours = ("ACCELERATE_", "WANDB_", "OMP_", "THP_", "MALLOC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    env |= {
-        "PYTHONPATH": packages_path(),
-        "HF_HUB_OFFLINE": "1",
-        "TQDM_DISABLE": "1",
-        "PYTHONUNBUFFERED": "1",
-    } | changes
+    env |= {"PYTHONPATH": packages_path(), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"}
+    env |= changes
     if cache := os.environ.get("ACCELERATE_RECIPES_CACHE"):
         env.setdefault("ACCELERATE_RECIPES_CACHE", cache)
     return env
@@ -195,27 +194,14 @@ def launcher(script, module):
 
 
 def torchrun(processes, *script):
-    return [
-        *launcher("torchrun", "torch.distributed.run"),
-        "--nproc-per-node",
-        processes,
-        "--master-port",
-        free_port(),
-        *script,
-    ]
+    words = ["--nproc-per-node", processes, "--master-port", free_port()]
+    return [*launcher("torchrun", "torch.distributed.run"), *words, *script]
 
 
 def accelerate_launch(config, *script, flags=()):
-    port = ["--main_process_port", free_port()]
-    return [
-        *launcher("accelerate", "accelerate.commands.accelerate_cli"),
-        "launch",
-        "--config_file",
-        ROOT / f"accelerate_configs/{config}.yaml",
-        *port,
-        *flags,
-        *script,
-    ]
+    file, port = ROOT / f"accelerate_configs/{config}.yaml", free_port()
+    words = ["launch", "--config_file", file, "--main_process_port", port, *flags, *script]
+    return [*launcher("accelerate", "accelerate.commands.accelerate_cli"), *words]
 
 
 def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **environment):
@@ -311,17 +297,51 @@ def train(recipe, output, *flags, picture=False):
 
 def refusal(function, *arguments, **more):
     """The message of the UserError that a call raises, which is one line."""
-    import pytest
-
     from shared.processes import folder_lock
 
-    with pytest.raises(UserError) as caught:
-        function(*arguments, **more)
+    message = problem_of(function, *arguments, **more)
     folder_lock.release_all()  # as the end of the process would
-    message = str(caught.value)
+    assert message is not None
     assert "\n" not in message
     assert len(message) < 600
     return message
+
+
+class Killed(Exception):
+    """Ends a run in this process, as a kill would."""
+
+
+def train_until(step, recipe, output, *flags):
+    """As `train`, killed once the checkpoint of `step` is complete; None: before the run's first checkpoint."""
+    import pytest
+
+    from shared.checkpoints.saving import Saver
+    from shared.processes import folder_lock
+
+    save = Saver.save
+
+    def save_and_die(saver, progress, monitored):
+        if step is not None:
+            save(saver, progress, monitored)
+        if step == progress.step:
+            saver.finish()
+        if step in (None, progress.step):
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Saver, "save", save_and_die)
+        with pytest.raises(Killed):
+            train(recipe, output, *flags)
+    folder_lock.release_all()
+
+
+def problem_of(function, *arguments, **more):
+    """The message of the UserError that a call raises; None if it raises none."""
+    try:
+        function(*arguments, **more)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def load_recipe(name):
@@ -375,6 +395,11 @@ def training_lines(output):
     return [line for line in metrics(output) if "loss" in line]
 
 
+def losses(output):
+    """The losses of the logged training steps."""
+    return [line["loss"] for line in training_lines(output)]
+
+
 def evaluation(output):
     """The last evaluation of a run."""
     return [line for line in metrics(output) if "eval_loss" in line][-1]
@@ -386,20 +411,33 @@ def exported(output):
 
 
 def weights(output, without=None):
-    """The exported weights as one float64 vector, except tensors with `without` in their names."""
+    """The exported weights as one float64 vector, except tensors with the pattern `without` in their names."""
     tensors = load_file(Path(output) / "model/model.safetensors")
-    names = [name for name in sorted(tensors) if without is None or without not in name]
+    names = [name for name in sorted(tensors) if without is None or not re.search(without, name)]
     return torch.cat([tensors[name].flatten().double() for name in names])
 
 
 def weights_that_learn(output):
     """The weights except the biases of attention keys: their gradient is rounding noise, which Adam scales up."""
-    return weights(output, without="attention.self.key.bias")
+    return weights(output, without=r"(key|k_lin|k_proj)\.bias$")
 
 
 def distance(a, b):
     """The norm of the difference of two vectors, relative to the norm of the second."""
     return ((a - b).norm() / b.norm()).item()
+
+
+def files(folder):
+    """{path: (digest, time of the last change)} of every file in a folder."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): (sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in found}
+
+
+def write_rows(path, *lines):
+    """Write pairs of a text and its label to a CSV file; return its path."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *lines])
+    return path
 
 
 def write_texts(folder, rows=160, validation_rows=37):
@@ -419,8 +457,7 @@ def write_texts(folder, rows=160, validation_rows=37):
     mixed = [row for group in zip(*found, strict=False) for row in group][: rows + validation_rows]
     assert len(mixed) == rows + validation_rows
     for name, part in (("train.csv", mixed[:rows]), ("valid.csv", mixed[rows:])):
-        with (folder / name).open("w", newline="") as file:
-            csv.writer(file).writerows([("text", "label"), *part])
+        write_rows(folder / name, *part)
     return ["--train_file", folder / "train.csv", "--validation_file", folder / "valid.csv"]
 
 
@@ -432,10 +469,8 @@ def write_bert_with_dropout(folder, texts):
     config = options.parse(recipe.Config, [*map(str, texts), *TINY])
     *_, labels, tokenizer = recipe.load_data(config)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = BertForSequenceClassification(
-        BertConfig(vocab_size=len(tokenizer), **sizes, num_labels=labels.num_labels, initializer_range=0.5)
-    )
+    head = {"num_labels": labels.num_labels, "initializer_range": 0.5}
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES, **head))
     assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.1
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -140,26 +140,22 @@ def test_optimizer_and_averaged_weights_are_compared(make_run, weights, capsys):
     """A moment that is rarely large still counts: each kind of moment is a vector of its own."""
     moments = {"layer/exp_avg": torch.ones(3), "layer/exp_avg_sq": torch.full((3,), 1e-6)}
 
-    def save(run, by_moment, by_average):
+    def saved(name, by_moment, by_average):
+        run, average = make_run(name), weights | {"layer.weight": weights["layer.weight"] * (1 + by_average)}
         optimizer = moments | {"layer/exp_avg_sq": moments["layer/exp_avg_sq"] * (1 + by_moment)}
-        save_checkpoint(
-            run,
-            40,
-            weights,
-            optimizer=optimizer,
-            registered_0=weights | {"layer.weight": weights["layer.weight"] * (1 + by_average)},
-        )
+        save_checkpoint(run, 40, weights, optimizer=optimizer, registered_0=average)
+        return run
 
-    a, b, c, d = (make_run(name) for name in "abcd")
-    for run, changes in {a: (0, 0), b: (0, 0), c: (1e-2, 0), d: (0, 1e-2)}.items():
-        save(run, *changes)
-    assert compare(capsys, a, b)[0] == 0
-    code, out, _ = compare(capsys, a, c)
-    assert code == 1
-    assert re.match(r"the runs first differ at step 40 in checkpoints: optimizer: off by 9.9e-03 .*exp_avg_sq", out[-1])
-    code, out, _ = compare(capsys, a, d)
-    assert code == 1
-    assert re.match(r"the runs first differ at step 40 in checkpoints: registered_0: off by", out[-1])
+    a = saved("a", 0, 0)
+    assert compare(capsys, a, saved("b", 0, 0))[0] == 0
+    differ = "the runs first differ at step 40 in checkpoints: "
+    for *changed, said in (
+        ("c", 1e-2, 0, "optimizer: off by 9.9e-03 .*exp_avg_sq"),
+        ("d", 0, 1e-2, "registered_0: off"),
+    ):
+        code, out, _ = compare(capsys, a, saved(*changed))
+        assert code == 1
+        assert re.match(differ + said, out[-1])
 
 
 def test_rounding_may_grow_with_the_steps_but_not_jump():

@@ -42,20 +42,6 @@ def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypa
     assert (len(train), len(held_out)) == (360, 40)
 
 
-def test_the_tasks_of_an_array_prepare_the_corpus_together(flags, monkeypatch, capsys):
-    monkeypatch.setattr(token_files, "BLOCK_ROWS", 30)
-    for task in (2, 0):
-        prepare.prepare(MLM, flags, (task, 3))
-        captured = capsys.readouterr()
-        left = rf"--shard {task}/3: prepared in \d+ s; tokenizing --train_file .*: \d+ of \d+ parts are left to other"
-        assert re.search(left, captured.err)
-        assert captured.out == ""
-    prepare.prepare(MLM, flags, (1, 3))
-    assert "400 documents" in capsys.readouterr().out
-    runs.forbid_preparing(monkeypatch)
-    prepare.prepare(MLM, flags, (0, 1))
-
-
 def test_two_processes_prepare_and_print_once(flags, tmp_path):
     codes, output = runs.run_forked(2, "shared/prepare.py", [MLM, *flags], tmp_path)
     assert codes == [0, 0], output
@@ -72,22 +58,25 @@ def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("recipe", "columns", "left"),
+    ("recipe", "more", "left", "rows"),
     [
-        ("nlp", ["text"], ["4 of 8", "1 of 2"]),
-        ("embeddings", ["text", "label"], ["4 of 8", "4 of 8", "1 of 2", "1 of 2"]),
+        ("nlp", [], ["4 of 8", "1 of 2"], 160),
+        ("embeddings", ["--text_column_names", "text", "label"], ["4 of 8", "4 of 8", "1 of 2", "1 of 2"], 160),
+        ("mlm", [], ["4 of 8", "1 of 2"], 260),
     ],
 )
-def test_the_tasks_of_an_array_tokenize_both_tables_together(texts, monkeypatch, capsys, recipe, columns, left):
+def test_the_tasks_of_an_array_tokenize_the_texts_together(texts, monkeypatch, capsys, recipe, more, left, rows):
     monkeypatch.setattr("shared.text.tokenized.BLOCK_ROWS", 20)
-    flags = [*map(str, texts), *runs.TINY, "--text_column_names", *columns]
+    monkeypatch.setattr(token_files, "BLOCK_ROWS", 20)
+    flags = [*map(str, texts), *runs.TINY, *more]
     path = runs.ROOT / f"recipes/{recipe}.py"
     prepare.prepare(path, flags, (0, 2))
     captured = capsys.readouterr()
     assert re.findall(r"(\d+ of \d+) parts are left to other tasks", captured.err) == left
+    assert re.search(r"--shard 0/2: prepared in \d+ s; tokenizing .* parts are left to other", captured.err)
     assert captured.out == ""
     prepare.prepare(path, flags, (1, 2))
-    assert re.search(r"^training +160 samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^training +{rows} samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
     runs.forbid_preparing(monkeypatch)
     prepare.prepare(path, flags, (0, 1))
 

@@ -1,6 +1,5 @@
 """`python -m shared.vendor`: a copied recipe runs alone, with the files and packages that it needs and no others."""
 
-import subprocess
 import sys
 
 import pytest
@@ -26,8 +25,7 @@ def test_a_copied_recipe_trains_without_this_project(texts, tmp_path):
     flags = [*texts, *runs.TINY, "--max_train_steps", 2, "--eval_steps", 2, "--output_dir", tmp_path / "run"]
     config = target / "accelerate_configs/cpu.yaml"
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, "nlp.py", *flags]
-    found = subprocess.run([*map(str, launch)], cwd=target, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+    runs.succeed(launch, folder=target)
     assert (tmp_path / "run/model/model.safetensors").is_file()
 
 
@@ -42,8 +40,7 @@ def test_a_copy_has_no_more_than_the_recipe_imports(tmp_path):
 def test_further_modules_are_copied_with_what_they_import(tmp_path):
     target, *_ = copied(tmp_path, "shared.preflight", "shared.compare", recipe="docs/examples/diabetes.py")
     assert (target / "shared/preflight.py").is_file()
-    words = [sys.executable, "-m", "shared.compare"]
-    found = subprocess.run(words, cwd=target, capture_output=True, text=True, check=False)
+    found = runs.run([sys.executable, "-m", "shared.compare"], target)
     assert "usage: python -m shared.compare" in found.stderr
 
 

@@ -95,8 +95,7 @@ def write_encoder_with_dropout(folder, recipe, data):
         return runs.write_bert_with_dropout(folder, data)  # with a head
     module = runs.load_recipe(recipe)
     *_, tokenizer = module.load_data(options.parse(module.Config, [*map(str, data), *runs.TINY]))
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **runs.SIZES)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -14,7 +14,6 @@ from shared.datasets import arrow_files, readers
 from shared.datasets import documents as documents_module
 from shared.datasets.documents import of_files, of_table, small_together
 from shared.datasets.readers import blocks_of_lines, line_number
-from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -118,18 +117,3 @@ def test_groups_are_as_large_as_possible(sizes, most):
     totals = [sum(sizes[i] for i in group) for group in groups]
     assert all(total <= most or len(group) == 1 for total, group in zip(totals, groups, strict=True))
     assert all(total + sizes[after[0]] > most for total, after in zip(totals, groups[1:], strict=False))
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst", "a.txt"])
-def test_an_error_names_the_line_of_the_file(tmp_path, small_parts, name):
-    path = tmp_path / name
-    bad, problem = (b"\xe9\n", "is not UTF-8 (line 41)") if name == "a.txt" else (b"{\n", "malformed in line 41")
-    whole = write(tmp_path, name.removesuffix(".zst"), TEXTS[:40])
-    with open(whole, "ab") as file:  # noqa: PTH123
-        file.write(bad)
-        file.write(b'{"text": "after"}\n' * 40)
-    if name.endswith(".zst"):
-        path.write_bytes(COMPRESS["zst"]((tmp_path / "a.jsonl").read_bytes()))
-    with pytest.raises(UserError, match=re.escape(problem)) as caught:
-        of_files([str(path)], "--train_file", "text")
-    assert str(caught.value).startswith(f"--train_file {path} ")

@@ -1,8 +1,9 @@
-"""The installed libraries whose sources are the default data: their files, samples of them, and their cached tables.
+"""The installed libraries whose sources are the default data: samples of their files, and the cached tables.
 
 The data need no network. They are the same in every process for the same versions of the libraries.
 """
 
+import ast
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
     import pyarrow as pa
 
+FORMAT = 1  # part of the cache's names: increase it when a change in this folder changes the data
 LIBRARIES = {  # package: distribution. The first MAX_LIBRARIES that are installed are read; requirements.txt has all
     "transformers": "transformers",
     "sklearn": "scikit-learn",
@@ -36,85 +39,87 @@ FILES_PER_LIBRARY = 600  # at most
 VALIDATION_SHARE = 0.15
 FILES_PER_PROCESS = 200
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.Module | ast.ClassDef | Function
 
-def installed() -> tuple[dict[str, Path], dict[str, str], list[str]]:
-    """The source folders and the versions of the libraries to read, by package; and the missing distributions."""
-    roots: dict[str, Path] = {}
-    versions: dict[str, str] = {}
+
+def installed() -> dict[str, tuple[Path, str]]:
+    """The source folder and the version of each library to read, by package.
+
+    Raises:
+        UserError: too few of the libraries are installed.
+    """
+    found: dict[str, tuple[Path, str]] = {}
     missing = []
     for package, distribution in LIBRARIES.items():
         spec = importlib.util.find_spec(package)  # does not import a top-level package
         if spec is None or spec.origin is None or not spec.submodule_search_locations:
             missing.append(distribution)
-        elif len(roots) < MAX_LIBRARIES:
-            roots[package] = Path(spec.submodule_search_locations[0])
-            versions[package] = importlib.metadata.version(distribution)
-    return roots, versions, missing
-
-
-def required() -> tuple[dict[str, Path], dict[str, str]]:
-    """The source folders and the versions of the libraries to read, by package.
-
-    Raises:
-        UserError: too few of the libraries are installed.
-    """
-    roots, versions, missing = installed()
-    if len(roots) < MIN_LIBRARIES:
+        elif len(found) < MAX_LIBRARIES:
+            found[package] = Path(spec.submodule_search_locations[0]), importlib.metadata.version(distribution)
+    if len(found) < MIN_LIBRARIES:
         raise UserError(
             f"the embedded data need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({', '.join(missing)} not "
             "installed): pip install -r requirements.txt, or use your own text with --train_file"
         )
-    return roots, versions
+    return found
 
 
 def cached_tables(
-    name: str, key: object, reading: str, versions: Mapping[str, str], make: Callable[[], "Mapping[str, pa.Table]"]
+    name: str, make: "Callable[[dict[str, Path]], Mapping[str, pa.Table]]", without: str = ""
 ) -> "dict[str, pa.Table]":
     """The tables that `make` returns, by their names, from the cache; the first process on a machine makes them.
 
     Args:
         name: of the data.
-        key: what the tables depend on, except the version of Python, which determines what can be parsed.
-        reading: what is read, for a message on stderr, because it takes some seconds.
-        versions: of the libraries that are read, by package; for the message.
-        make: makes the tables.
+        make: makes the tables from the source folders, by package.
+        without: a package that is left out.
+
+    Raises:
+        UserError: too few of the libraries are installed.
     """
     import pyarrow.parquet as pq
 
+    found = {package: library for package, library in installed().items() if package != without}
+    versions = {package: version for package, (_, version) in found.items()}
+
     def build(folder: Path) -> None:
         names = ", ".join(f"{package} {version}" for package, version in versions.items())
-        print(f"reading {reading}, once per machine, from {names}", file=sys.stderr, flush=True)
-        for part, table in make().items():
+        print(f"reading {name}, once per machine, from {names}", file=sys.stderr, flush=True)  # it takes some seconds
+        for part, table in make({package: root for package, (root, _) in found.items()}).items():
             pq.write_table(table, folder / f"{part}.parquet")
 
-    content = json.dumps([key, sys.version_info[:2], versions])
+    # The version of Python determines what can be parsed.
+    content = json.dumps([FORMAT, sys.version_info[:2], versions])
     folder = build_once(f"{name}-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}", build)
     return {path.stem: pq.ParquetFile(path).read() for path in sorted(folder.glob("*.parquet"))}
 
 
 def in_splits(table: "pa.Table") -> "dict[str, pa.Table]":
     """The rows of each split, by the column split, which is left out."""
-    splits = table["split"].to_pylist()
-    return {
-        part: table.filter([split == part for split in splits]).drop_columns(["split"])
-        for part in ("train", "validation")
-    }
+    import pyarrow.compute as pc
+
+    parts = ("train", "validation")
+    return {part: table.filter(pc.equal(table["split"], part)).drop_columns(["split"]) for part in parts}
 
 
-def in_validation(file: str) -> bool:
-    """Whether the docstrings of `file` (such as sympy/core/add.py) are for validation; independent of other files."""
-    return uniform_hash("split", file) < VALIDATION_SHARE
+def split_of(file: str) -> str:
+    """The split of everything in `file` (such as sympy/core/add.py); independent of other files."""
+    return "validation" if uniform_hash("split", file) < VALIDATION_SHARE else "train"
 
 
-def sample_files(label: str, root: Path, most: int | None = None) -> list[tuple[str, Path]]:
-    """Names and paths of at most `most` source files, selected by a hash of the name; tests are skipped.
+def sample_files(roots: Mapping[str, Path], most: int) -> dict[str, Path]:
+    """At most `most` source files of each library, by their names; a hash of the name selects them; tests are skipped.
 
-    `most`: None for FILES_PER_LIBRARY.
+    `roots` are the source folders, by package.
     """
-    paths = {f"{label}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*.py")}
-    names = [name for name in paths if not {"test", "tests"} & set(name.split("/"))]
-    names.sort(key=lambda name: (uniform_hash("sample", name), name))
-    return [(name, paths[name]) for name in names[: FILES_PER_LIBRARY if most is None else most]]
+    sample: dict[str, Path] = {}
+    for label, root in roots.items():
+        paths = {f"{label}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*.py")}
+        names = [name for name in paths if not {"test", "tests"} & set(name.split("/"))]
+        names.sort(key=lambda name: (uniform_hash("sample", name), name))
+        sample |= {name: paths[name] for name in names[:most]}
+    return sample
 
 
 def uniform_hash(purpose: str, text: str) -> float:
@@ -123,12 +128,17 @@ def uniform_hash(purpose: str, text: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def parse_in_processes(paths: list[Path], parse: Callable[[bytes], list[Any]]) -> Iterator[list[Any]]:
-    """Yield `parse(content)` for each file, in as many processes as there are cores, at most 8.
+def parsed(roots: Mapping[str, Path], parse: Callable[[bytes], list[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the name of each file of a sample, and `parse(content)`, with a progress bar.
 
-    These are plain subprocesses: multiprocessing would either fork a process that has torch's threads, or import the
-    caller's script again with all its imports. `parse` is a function of a module, and returns lists of texts.
+    Up to 8 processes parse, as many as there are cores. They are plain subprocesses: multiprocessing would either fork
+    a process that has torch's threads, or import the caller's script again with all its imports. `parse` is a function
+    of a module, and returns lists of texts.
     """
+    from tqdm import tqdm
+
+    files = sample_files(roots, FILES_PER_LIBRARY)
+    paths = [str(path) for path in files.values()]
     chunks = [paths[start : start + FILES_PER_PROCESS] for start in range(0, len(paths), FILES_PER_PROCESS)]
     code = (
         "import json, pathlib, sys; sys.path.insert(0, sys.argv[1]); "
@@ -138,11 +148,34 @@ def parse_in_processes(paths: list[Path], parse: Callable[[bytes], list[Any]]) -
     # -P keeps the working folder off the path; -W silences ast.parse's warnings about invalid escapes in libraries.
     command = [sys.executable, "-P", "-W", "ignore", "-c", code, str(Path(__file__).parents[2])]
 
-    def read(chunk: list[Path]) -> list[list[Any]]:
-        question = json.dumps([str(path) for path in chunk]).encode()
-        answer = subprocess.run(command, input=question, stdout=subprocess.PIPE, check=True)
+    def read(chunk: list[str]) -> list[list[Any]]:
+        answer = subprocess.run(command, input=json.dumps(chunk).encode(), stdout=subprocess.PIPE, check=True)
         return json.loads(answer.stdout)
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for answers in pool.map(read, chunks):
-            yield from answers
+        answers = chain.from_iterable(pool.map(read, chunks))
+        yield from tqdm(zip(files, answers, strict=True), desc="reading sources", total=len(files), unit="file")
+
+
+def definitions(source: bytes, in_functions: bool) -> Iterator[Definition]:
+    """Yield a module, its classes and its functions, in any order; nothing if the source cannot be parsed.
+
+    `in_functions`: whether those inside of functions are among them.
+    """
+    try:
+        pending: list[ast.AST] = [ast.parse(source)]
+    except (SyntaxError, ValueError):  # code for a newer Python, or null bytes (a ValueError up to Python 3.11)
+        return
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Definition):
+            yield node
+        if in_functions or not isinstance(node, Function):
+            for block in ("body", "orelse", "handlers", "finalbody"):  # unlike ast.walk, skips the many expressions
+                pending.extend(getattr(node, block, ()))
+
+
+def docstring_of(node: Definition) -> str:
+    """The cleaned docstring of a definition; "" if it has none."""
+    text = ast.get_docstring(node) or ""
+    return text.encode(errors="ignore").decode()  # drops lone surrogates, which UTF-8 cannot encode

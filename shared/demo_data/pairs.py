@@ -1,6 +1,5 @@
 """The default pairs of texts: a function's docstring, and its source without the docstring."""
 
-import ast
 import re
 import textwrap
 from collections import Counter
@@ -13,7 +12,6 @@ from shared.demo_data import libraries
 if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
     import pyarrow as pa
 
-FORMAT = 1  # part of the cache's name: increase it when a change below changes the data
 COPIES = "transformers"  # is left out: its files repeat each other's functions
 PAIRS_PER_LIBRARY = 2000
 MIN_CHARACTERS = 80  # of both texts of a pair
@@ -28,12 +26,7 @@ def load() -> "tuple[pa.Table, pa.Table]":
     Raises:
         UserError: too few of the libraries are installed.
     """
-    roots, versions = libraries.required()
-    for given in (roots, versions):
-        given.pop(COPIES, None)
-    found = libraries.cached_tables(
-        "functions", FORMAT, "functions", versions, lambda: libraries.in_splits(gather(roots))
-    )
+    found = libraries.cached_tables("functions", lambda roots: libraries.in_splits(gather(roots)), without=COPIES)
     return found["train"], found["validation"]
 
 
@@ -43,16 +36,12 @@ def gather(roots: Mapping[str, Path]) -> "pa.Table":
     Of the pairs that share a docstring or a source, up to white space, one is kept.
     """
     import pyarrow as pa
-    from tqdm import tqdm
 
-    files = {name: path for label, root in roots.items() for name, path in libraries.sample_files(label, root)}
-    found = []
-    with tqdm(total=len(files), desc="reading sources", unit="file") as bar:
-        found_in_files = libraries.parse_in_processes(list(files.values()), functions)
-        for file, pairs in zip(files, found_in_files, strict=True):
-            found += [(libraries.uniform_hash("order", anchor), file, anchor, source) for anchor, source in pairs]
-            bar.update()
-
+    found = [
+        (libraries.uniform_hash("order", anchor), file, anchor, source)
+        for file, pairs in libraries.parsed(roots, functions)
+        for anchor, source in pairs
+    ]
     rows = []
     seen: set[str] = set()
     per_library: Counter[str] = Counter()
@@ -64,7 +53,7 @@ def gather(roots: Mapping[str, Path]) -> "pa.Table":
         if per_library[library] < PAIRS_PER_LIBRARY:
             per_library[library] += 1
             seen.update(keys)
-            rows.append((*pair, file, "validation" if libraries.in_validation(file) else "train"))
+            rows.append((*pair, file, libraries.split_of(file)))
     columns = zip(*rows, strict=True)
     return pa.table(dict(zip(("anchor", "positive", "file", "split"), map(list, columns), strict=True)))
 
@@ -74,21 +63,13 @@ def functions(source: bytes) -> list[tuple[str, str]]:
 
     Functions inside other functions are left out, because their docstring is part of the source of the outer one.
     """
-    try:
-        pending: list[ast.AST] = [ast.parse(source)]
-    except (SyntaxError, ValueError):  # code for a newer Python, or null bytes (a ValueError up to Python 3.11)
-        return []
     lines = [line.decode(errors="ignore") for line in re.split(rb"\r\n|\r|\n", source)]
     found = []
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            text, first = ast.get_docstring(node), node.body[0]
-            if text and len(node.body) > 1 and first.lineno > node.lineno:
+    for node in libraries.definitions(source, in_functions=False):
+        text = libraries.docstring_of(node)
+        if text and isinstance(node, libraries.Function) and len(node.body) > 1:
+            first = node.body[0]
+            if first.lineno > node.lineno:
                 code = [*lines[node.lineno - 1 : first.lineno - 1], *lines[first.end_lineno : node.end_lineno]]
-                text = text.encode(errors="ignore").decode()  # drops lone surrogates, which UTF-8 cannot encode
                 found.append((text, textwrap.dedent("\n".join(code))))
-            continue
-        for block in ("body", "orelse", "handlers", "finalbody"):  # unlike ast.walk, skips the many expressions
-            pending.extend(getattr(node, block, ()))
     return found

@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.demo_data import libraries
+from shared.demo_data.libraries import Function
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = 1  # part of the cache's name: increase it when a change below changes the data
 FILES_PER_LIBRARY = 80
 MAX_BYTES = 100_000  # of a file; larger ones are mostly tables
 MIN_WORDS, MAX_WORDS = 20, 200  # of a function; further words are cut off
-TRAIN_TEXTS, VALIDATION_TEXTS = 2400, 480
+MOST_TEXTS = {"train": 2400, "validation": 480}
 STRING = '""'  # the word for any string
 SKIPPED = {token.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.COMMENT, token.ENCODING, token.ENDMARKER}
 FSTRING_START, FSTRING_END = (getattr(token, f"FSTRING_{end}", -1) for end in ("START", "END"))  # from Python 3.12 on
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 Place = tuple[int, int]  # line from 1, column from 0
 
 
@@ -41,16 +40,11 @@ def load() -> "tuple[pa.Table, pa.Table]":
     Raises:
         UserError: too few of the libraries are installed.
     """
-    roots, versions = libraries.required()
-
-    def make() -> "dict[str, pa.Table]":
-        return dict(zip(("train", "validation"), gather(roots), strict=True))
-
-    found = libraries.cached_tables("sources", FORMAT, "Python sources", versions, make)
+    found = libraries.cached_tables("sources", gather)
     return found["train"], found["validation"]
 
 
-def gather(roots: Mapping[str, Path]) -> "tuple[pa.Table, pa.Table]":
+def gather(roots: Mapping[str, Path]) -> "dict[str, pa.Table]":
     """The tagged functions in each library's source folder, for training and validation, in a fixed random order.
 
     Functions with the same words are duplicates: one of them is kept.
@@ -58,18 +52,15 @@ def gather(roots: Mapping[str, Path]) -> "tuple[pa.Table, pa.Table]":
     import pyarrow as pa
 
     found: dict[str, dict[str, Any]] = {}
-    for library, root in roots.items():
-        for name, path in libraries.sample_files(library, root, FILES_PER_LIBRARY):
-            if path.stat().st_size <= MAX_BYTES:
-                for words, tags in tagged_functions(path.read_bytes()):
-                    found.setdefault(" ".join(words), {"tokens": words, "tags": tags, "file": name})
+    for name, path in libraries.sample_files(roots, FILES_PER_LIBRARY).items():
+        if path.stat().st_size <= MAX_BYTES:
+            for words, tags in tagged_functions(path.read_bytes()):
+                found.setdefault(" ".join(words), {"tokens": words, "tags": tags, "file": name})
     order = sorted(found, key=lambda text: (libraries.uniform_hash("order", text), text))
-    held_out = [libraries.in_validation(found[text]["file"]) for text in order]
-    parts = []
-    for validation, most in ((False, TRAIN_TEXTS), (True, VALIDATION_TEXTS)):
-        rows = [found[text] for text, held in zip(order, held_out, strict=True) if held == validation][:most]
-        parts.append(pa.Table.from_pylist(rows))
-    return parts[0], parts[1]
+    parts: dict[str, list[Any]] = {"train": [], "validation": []}
+    for text in order:
+        parts[libraries.split_of(found[text]["file"])].append(found[text])
+    return {part: pa.Table.from_pylist(rows[: MOST_TEXTS[part]]) for part, rows in parts.items()}
 
 
 def tagged_functions(source: bytes) -> list[tuple[list[str], list[str]]]:

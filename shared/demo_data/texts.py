@@ -3,18 +3,16 @@
 `load` returns classification data (train, validation); `documents` returns all texts, for masked language modeling.
 """
 
-import ast
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.demo_data import libraries
-from shared.demo_data.libraries import in_validation, sample_files, uniform_hash
 
 if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
     import pyarrow as pa
 
-FORMAT = 1  # part of the cache's name: increase it when a change below changes the data
 TEXTS_PER_LIBRARY = 2000
 MIN_CHARACTERS = 80  # shorter texts are mostly single sentences that fit any library ("Return a copy.")
 
@@ -38,8 +36,7 @@ def documents() -> "pa.Table":
 
 
 def _tables() -> "dict[str, pa.Table]":
-    roots, versions = libraries.required()
-    return libraries.cached_tables("docstrings", FORMAT, "docstrings", versions, lambda: _parts(gather(roots)))
+    return libraries.cached_tables("docstrings", lambda roots: _parts(gather(roots)))
 
 
 def gather(roots: Mapping[str, Path]) -> "pa.Table":
@@ -48,48 +45,25 @@ def gather(roots: Mapping[str, Path]) -> "pa.Table":
     Texts that differ only in white space are duplicates: one of them is kept, or none if two libraries contain it.
     """
     import pyarrow as pa
-    from tqdm import tqdm
 
-    files = {name: path for label, root in roots.items() for name, path in sample_files(label, root)}
     found: dict[str, tuple[str, str]] = {}  # text with single spaces: (text, file)
     ambiguous = set()
-    with tqdm(total=len(files), desc="reading sources", unit="file") as bar:
-        found_in_files = libraries.parse_in_processes(list(files.values()), docstrings)
-        for file, texts in zip(files, found_in_files, strict=True):
-            for text in texts:
-                key = " ".join(text.split())
-                if len(key) >= MIN_CHARACTERS and _label(found.setdefault(key, (text, file))[1]) != _label(file):
-                    ambiguous.add(key)
-            bar.update()
+    for file, texts in libraries.parsed(roots, docstrings):
+        for text in texts:
+            key = " ".join(text.split())
+            if len(key) >= MIN_CHARACTERS and _label(found.setdefault(key, (text, file))[1]) != _label(file):
+                ambiguous.add(key)
 
     # Sorted by a hash of the text, so the first n rows are a random sample for any n; `_parts` relies on this.
-    keys = sorted(found.keys() - ambiguous, key=lambda key: (uniform_hash("order", key), key))
-    rows = [found[key] for key in keys]
-    return pa.table(
-        {
-            "text": [text for text, _ in rows],
-            "label": [_label(file) for _, file in rows],
-            "file": [file for _, file in rows],
-            "split": ["validation" if in_validation(file) else "train" for _, file in rows],
-        }
-    )
+    keys = sorted(found.keys() - ambiguous, key=lambda key: (libraries.uniform_hash("order", key), key))
+    texts, files = ([found[key][i] for key in keys] for i in range(2))
+    splits = [libraries.split_of(file) for file in files]
+    return pa.table({"text": texts, "label": [_label(file) for file in files], "file": files, "split": splits})
 
 
 def docstrings(source: bytes) -> list[str]:
     """The cleaned docstrings of a Python file, its classes and functions, in any order; [] if it cannot be parsed."""
-    try:
-        pending: list[ast.AST] = [ast.parse(source)]
-    except (SyntaxError, ValueError):  # code for a newer Python, or null bytes (a ValueError up to Python 3.11)
-        return []
-    texts = []
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node) or ""
-            texts.append(text.encode(errors="ignore").decode())  # drops lone surrogates, which UTF-8 cannot encode
-        for block in ("body", "orelse", "handlers", "finalbody"):  # unlike ast.walk, skips the many expressions
-            pending.extend(getattr(node, block, ()))
-    return texts
+    return [libraries.docstring_of(node) for node in libraries.definitions(source, in_functions=True)]
 
 
 def _label(file: str) -> str:
@@ -98,9 +72,9 @@ def _label(file: str) -> str:
 
 def _parts(table: "pa.Table") -> "dict[str, pa.Table]":
     """The tables of the data; for classification, with the first TEXTS_PER_LIBRARY texts of each library."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     kept = []
     for label in table["label"].to_pylist():
-        seen[label] = seen.get(label, 0) + 1
+        seen[label] += 1
         kept.append(seen[label] <= TEXTS_PER_LIBRARY)
     return {"documents": table.select(["text", "file", "split"]), **libraries.in_splits(table.filter(kept))}

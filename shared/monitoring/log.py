@@ -89,9 +89,7 @@ def parsed_lines(metrics_file: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def finite_or_name(value: Value) -> Value:
     """A value that JSON can hold: a float that is not finite becomes its name."""
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:

@@ -240,11 +240,8 @@ class Monitor:
         return {
             **{name: float(rows[name].sum()) for name in self.sums},
             "digest": f"{digest & MASK64:016x}",
-            "samples": int(rows["samples"].sum()),
-            "tokens": int(rows["tokens"].sum()),
-            "skipped": int(rows["skipped"][me]),
-            "in_a_row": int(rows["in_a_row"][me]),
-            "most_in_a_row": int(rows["most_in_a_row"][me]),
+            **{name: int(rows[name].sum()) for name in ("samples", "tokens")},
+            **{name: int(rows[name][me]) for name in ("skipped", "in_a_row", "most_in_a_row")},
         }
 
     def _sum_up(self) -> None:

@@ -215,15 +215,14 @@ class Plan:
         size = len(samples) if self.weights is None else self.weights[samples].sum().item()
         return _micro_batches(step, samples, epochs, size, starts), costs_of(lengths, starts, self.packed)
 
-    def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
-        """The micro-batches of a step for this process, or `process_index`: at least one; the last one is marked."""
-        rank = self.process_index if process_index is None else process_index
-        return _last_marked(_shares(*self._cut(step), self.num_processes, self.equal_counts, fewest=1)[rank])
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of a step for this process: see `micro_batches_of_all`."""
+        return self.micro_batches_of_all(step)[self.process_index]
 
     def micro_batches_of_all(self, step: int) -> list[list[MicroBatch]]:
-        """The micro-batches of a step for each process: the cut and the shares are computed once."""
+        """The micro-batches of a step for each process: at least one; the last one is marked."""
         shares = _shares(*self._cut(step), self.num_processes, self.equal_counts, fewest=1)
-        return [_last_marked(mine) for mine in shares]
+        return [[*mine[:-1], replace(mine[-1], last=True)] for mine in shares]
 
     def cut_otherwise(self, start: int, num_processes: int, first_processes: int | None = None) -> bool:
         """Whether steps from `start` on have another cut on `num_processes`, of a run that began on `first_processes`.
@@ -312,7 +311,3 @@ def _shares(
     repeat = replace(last, index=len(pieces), samples=last.samples[-2:], epochs=last.epochs[-2:], counted=False)
     indices = share(costs, num_processes, equal_counts)
     return [[pieces[i] for i in mine] + [repeat] * (fewest - len(mine)) for mine in indices]
-
-
-def _last_marked(mine: list[MicroBatch]) -> list[MicroBatch]:
-    return [*mine[:-1], replace(mine[-1], last=True)]

@@ -119,7 +119,7 @@ def feed(
             DataLoader(
                 reader,  # type: ignore[arg-type]  # it takes a micro-batch
                 batch_sampler=schedule,  # type: ignore[arg-type]
-                collate_fn=_as_it_is,
+                collate_fn=tuple,  # what the reader returns, a tuple, as it is
                 num_workers=num_workers,
                 prefetch_factor=FAR_AHEAD if samples_ahead else 4,
                 pin_memory=pin,
@@ -184,10 +184,6 @@ class _Reader:
                 seed_sample(self.seed, epoch, sample)
             rows.append(self.dataset[sample])
         return rows
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _start_workers(loader: DataLoader[Any]) -> tuple[Iterator[Any], Callable[[], object]]:

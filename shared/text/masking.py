@@ -89,8 +89,8 @@ def masking_for(
     """The `Masking` for these flags and this tokenizer.
 
     Raises:
-        UserError: the probabilities add up to more than 1, or the tokenizer has no mask token, has no words, or does
-            not mark where words begin.
+        UserError: the probabilities add up to more than 1, or the tokenizer has no mask token, or does not mark where
+            words begin.
     """
     if mask_share + random_share > 1 + 1e-9:
         raise UserError(
@@ -105,10 +105,6 @@ def masking_for(
     special = set(tokenizer.all_special_ids)
     vocabulary = tokenizer.get_vocab()
     ordinary = np.array(sorted(set(vocabulary.values()) - special), np.int64)
-    if not len(ordinary):
-        raise UserError(
-            "--model_name_or_path: its tokenizer knows no words, so there is nothing to mask: use another model"
-        )
     continues = _continues_word(vocabulary) if whole_words else None
     return Masking(probability, mask_share, random_share, tokenizer.mask_token_id, ordinary, continues)
 
@@ -121,19 +117,14 @@ def _continues_word(vocabulary: dict[str, int]) -> NDArray[np.bool_]:
         found[[vocabulary[name] for name in names if name.startswith("##") and len(name) > 2]] = True
     elif spaces := [mark for mark in ("Ġ", "▁") if sum(name.startswith(mark) for name in names) > 1]:
         breaks = (*spaces, "Ċ", "ĉ")  # space, line feed and tab in byte-level BPE
-        first = _first_character_of_bytes if "Ġ" in spaces else _first_character
+        first = _first_of_bytes if "Ġ" in spaces else lambda name: name[:1]
         found[[i for name, i in vocabulary.items() if not name.startswith(breaks) and first(name).isalnum()]] = True
     else:
         raise UserError("--whole_word_masking: the tokenizer does not mark where words begin: remove the flag")
     return found
 
 
-def _first_character(name: str) -> str:
-    """The first character of a token; "" for an empty token."""
-    return name[:1]
-
-
-def _first_character_of_bytes(name: str) -> str:
+def _first_of_bytes(name: str) -> str:
     """The first character of a token of byte-level BPE (Radford et al., "GPT-2"), which writes bytes as symbols.
 
     A token may begin or end inside a character. If it begins inside one, it continues the previous token, so a letter

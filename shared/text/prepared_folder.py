@@ -16,6 +16,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,20 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 # Writing
 
 
+@contextmanager
+def _sole_writer(folder: Path) -> Iterator[None]:
+    """Make a folder, and write to it as the only process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock").acquire(blocking=False):
+            yield
+        (folder / ".lock").unlink(missing_ok=True)
+    except Timeout:
+        raise UserError(f"--to {folder}: another process writes to it: wait, or give another folder") from None
+    except OSError as error:
+        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
+
+
 def write_prepared(
     folder: Path,
     corpora: Mapping[str, Corpus],
@@ -75,55 +90,39 @@ def write_prepared(
     Raises:
         UserError: the folder holds other data, another process writes it, or it cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock").acquire(blocking=False):
-            _write(folder, corpora, tokenizer, trained)
-        (folder / ".lock").unlink(missing_ok=True)
-    except Timeout:
-        raise UserError(f"--to {folder}: another process writes to it: wait, or give another folder") from None
-    except OSError as error:
-        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
-
-
-def _write(
-    folder: Path,
-    corpora: Mapping[str, Corpus],
-    tokenizer: "PreTrainedTokenizerBase",
-    trained: tuple[str, int] | None,
-) -> None:
-    vocabulary = vocabulary_digest(tokenizer)
-    if (folder / INDEX).exists():
-        before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
-        known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
-        if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
-            raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
-        (folder / INDEX).unlink()
-    tokenizer.save_pretrained(folder / TOKENIZER)
-    listed, digests = {}, []
-    for name, corpus in corpora.items():
-        (folder / name).mkdir(exist_ok=True)
-        _copy(corpus.folder / "offsets.npy", folder / name / "offsets.npy")
-        digests.append(_copy(corpus.folder / "tokens.npy", folder / name / "tokens.npy"))
-        tokens, size = corpus.tokens, (folder / name / "tokens.npy").stat().st_size
-        counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
-        listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
-    np.save(folder / BLOCKS, np.concatenate(digests))
-    small = [folder / BLOCKS, *(folder / name / "offsets.npy" for name in corpora), *(folder / TOKENIZER).iterdir()]
-    index = {
-        "format": FORMAT,
-        "vocabulary": vocabulary,
-        "trained": trained,
-        "block_bytes": BLOCK_BYTES,
-        "corpora": listed,
-        "files": {str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in sorted(small)},
-    }
-    partial_index = folder / f"{INDEX}.partial"
-    partial_index.write_text(json.dumps(index | {"digest": _digest_of_index(index)}))
-    for path in (*small, partial_index):
-        sync(path)
-    partial_index.rename(folder / INDEX)
-    sync(folder)
+    with _sole_writer(folder):
+        vocabulary = vocabulary_digest(tokenizer)
+        if (folder / INDEX).exists():
+            before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
+            known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
+            if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
+                raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
+            (folder / INDEX).unlink()
+        tokenizer.save_pretrained(folder / TOKENIZER)
+        listed, digests = {}, []
+        for name, corpus in corpora.items():
+            (folder / name).mkdir(exist_ok=True)
+            _copy(corpus.folder / "offsets.npy", folder / name / "offsets.npy")
+            digests.append(_copy(corpus.folder / "tokens.npy", folder / name / "tokens.npy"))
+            tokens, size = corpus.tokens, (folder / name / "tokens.npy").stat().st_size
+            counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
+            listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
+        np.save(folder / BLOCKS, np.concatenate(digests))
+        small = [folder / BLOCKS, *(folder / name / "offsets.npy" for name in corpora), *(folder / TOKENIZER).iterdir()]
+        index = {
+            "format": FORMAT,
+            "vocabulary": vocabulary,
+            "trained": trained,
+            "block_bytes": BLOCK_BYTES,
+            "corpora": listed,
+            "files": {str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in sorted(small)},
+        }
+        partial_index = folder / f"{INDEX}.partial"
+        partial_index.write_text(json.dumps(index | {"digest": _digest_of_index(index)}))
+        for path in (*small, partial_index):
+            sync(path)
+        partial_index.rename(folder / INDEX)
+        sync(folder)
 
 
 def _copy(source: Path, target: Path) -> NDArray[np.uint64]:
@@ -183,13 +182,16 @@ def open_prepared(where: str, cache_gb: float | None, samples: int, max_length: 
                 "writes"
             )
         index = _parsed((here / INDEX).read_bytes(), source)
-        for name, problem in _problems(here, index):
-            raise UserError(f"{source}/{name} {problem}: prepare the data again, or copy the folder again")
+        for name in _damaged(here, index):
+            raise UserError(
+                f"{source}/{name} is missing or differs from the index: prepare the data again, or copy the folder "
+                "again"
+            )
     corpora = {}
     for number, (name, corpus) in enumerate(index["corpora"].items()):
         place = number, corpus["begin"], corpus["tokens"], corpus["dtype"]
         corpora[name] = Corpus(here / name, corpus["digest"], RemoteTokens(blocks, *place) if blocks else None)
-    trained = None if index["trained"] is None else (index["trained"][0], index["trained"][1])
+    trained = index["trained"] and tuple(index["trained"])
     return PreparedFolder(corpora, index["vocabulary"], trained, here / TOKENIZER)
 
 
@@ -220,17 +222,18 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
     Raises:
         UserError: it is damaged or of another format.
     """
+    damaged = UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again")
     try:
         index: dict[str, Any] = json.loads(content)
         number, expected = index["format"], index.pop("digest")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again") from None
+        raise damaged from None
     if number != FORMAT:
         raise UserError(
             f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare the data again"
         )
     if _digest_of_index(index) != expected:
-        raise UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again")
+        raise damaged
     return index | {"digest": expected}
 
 
@@ -247,22 +250,20 @@ def _copy_small_files(remote: RemoteFolder, files: Mapping[str, tuple[int, str]]
             raise UserError(f"{FLAG} {remote.url}/{name} differs from its index: copy the prepared folder there again")
 
 
-def _problems(folder: Path, index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (file, what is wrong with it). Of the tokens, only both ends are read."""
-    tokens = {f"{name}/tokens.npy": (corpus["bytes"], None) for name, corpus in index["corpora"].items()}
-    for name, (size, expected) in (index["files"] | tokens).items():
-        if not (folder / name).is_file():
-            yield name, "is missing"
-        elif (folder / name).stat().st_size != size:
-            yield name, "is longer or shorter than the index says"
-        elif expected and _digest(folder / name) != expected:
-            yield name, "differs from the index"
+def _damaged(folder: Path, index: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files that are missing or differ from the index. Of the tokens, only both ends are read."""
+    for name, (_, expected) in index["files"].items():
+        if not (folder / name).is_file() or _digest(folder / name) != expected:
+            yield name
     digests, first, length = read_array(folder / BLOCKS), 0, index["block_bytes"]
-    for name, (size, _) in tokens.items():
+    for corpus, described in index["corpora"].items():
+        file, size = folder / corpus / "tokens.npy", described["bytes"]
         last = -(-size // length) - 1
-        with (folder / name).open("rb") as file:
+        if not file.is_file() or file.stat().st_size != size:
+            yield f"{corpus}/tokens.npy"
+        with file.open("rb") as stream:
             for block in (0, last):
-                file.seek(block * length)
-                if block_digest(file.read(length)) != digests[first + block]:
-                    yield name, "differs from the index"
+                stream.seek(block * length)
+                if block_digest(stream.read(length)) != digests[first + block]:
+                    yield f"{corpus}/tokens.npy"
         first += last + 1

@@ -173,23 +173,16 @@ class MaskedDocuments(Dataset):
         """The pieces `samples` [pieces], masked for `epochs` [pieces]; see the class for what is returned."""
         sizes = self._sizes(samples)
         lengths = sizes + len(self.before) + len(self.after)
-        starts = self.starts[samples]
         self.prefetch(samples)
-        spans = [self.tokens[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-        text = np.concatenate(spans).astype(np.int64)
-        chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)
+        spans = (self.tokens[start : start + size] for start, size in zip(self.starts[samples], sizes, strict=True))
+        tokens = np.concatenate([part for span in spans for part in (self.before, span, self.after)])
         owner = np.repeat(np.arange(len(samples)), sizes)
-        first = np.cumsum(sizes) - sizes
-        place = np.arange(len(text)) - first[owner]
+        place = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
+        where = (np.cumsum(lengths) - lengths)[owner] + len(self.before) + place  # of each token of the texts
+        text = tokens[where]
+        chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)
         labels, whose = text[chosen], owner[chosen]
-        text[chosen] = self.masking.replace(labels, self.seed, epochs[whose], samples[whose], place[chosen])
-
-        begins = np.cumsum(lengths) - lengths
-        where = begins[owner] + len(self.before) + place  # index of each token of the text in `tokens`
-        tokens = np.empty(lengths.sum(), np.int64)
-        tokens[where] = text
-        tokens[begins[:, None] + np.arange(len(self.before))] = self.before
-        tokens[(begins + lengths)[:, None] - np.arange(len(self.after), 0, -1)] = self.after
+        tokens[where[chosen]] = self.masking.replace(labels, self.seed, epochs[whose], samples[whose], place[chosen])
         return tokens, lengths, where[chosen], labels
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:

@@ -13,7 +13,6 @@ from runs import flip_a_bit, truncate
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file, shared_array
 from shared.datasets.rows import named
-from shared.demo_data import texts as demo_texts
 from shared.images.cache import build, corrupt_images, read
 from shared.images.decoding import Square
 from shared.images.sources import class_folders
@@ -48,10 +47,6 @@ def images(folder):
     return [array.tolist() for array in read(built)], corrupt_images(built)
 
 
-def embedded(_):
-    return demo_texts.load()[1].num_rows
-
-
 def empty(file):
     file.write_bytes(b"")
 
@@ -80,16 +75,6 @@ def test_damaged_data_is_rebuilt_with_a_message(tmp_path, capfd, prepare, damage
     assert "is damaged" not in capfd.readouterr().err
     left = [path for path in prepared.cache_dir().iterdir() if path.is_dir() and any(path.iterdir())]
     assert {*left} == {*folders}
-
-
-def test_damaged_embedded_texts_are_rebuilt(capfd, monkeypatch):
-    table = pa.table({"text": ["a", "b"], "label": ["x", "y"], "file": ["f", "g"], "split": ["train", "validation"]})
-    monkeypatch.setattr(demo_texts, "gather", lambda *_: table)
-    assert embedded(None) == embedded(None)
-    for file in prepared.cache_dir().glob("docstrings-*/*.parquet"):
-        truncate(file)
-    assert embedded(None) == 1
-    assert capfd.readouterr().err.count("building it again") == 1
 
 
 def test_a_process_that_has_mapped_the_old_data_can_still_read_it():

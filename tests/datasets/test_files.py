@@ -218,10 +218,3 @@ def test_one_file_may_be_a_plain_string_in_python_and_in_a_config(tmp_path):
 def test_a_line_without_the_column_is_a_document_without_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"words": "b"}\n')
     assert texts_of(of_files([str(tmp_path)], "--train_file", "text")) == ["a", None]
-
-
-def test_quotation_marks_that_swallow_rows_are_refused_in_a_corpus(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_text("text\tid\n" + "".join(f"{'' if i % 5 else chr(34)}row {i}\t{i}\n" for i in range(1, 15)))
-    message = refusal(of_files, [str(path)], "--train_file", "text")
-    assert "the quotation mark in line 6 is closed inside of line 11" in message

@@ -85,19 +85,15 @@ def test_a_saved_dictionary_gives_its_train_and_validation_split(saved):
     assert validation["text"].to_pylist() == ["text 7", "text 5"]
 
 
-def test_without_a_validation_split_the_test_split_is_used_with_a_message(saved, tmp_path, capfd):
-    datasets = pytest.importorskip("datasets")
-    data = datasets.load_from_disk(saved / "dict")["train"]
-    parts = {"train": data, "test": data.select([4, 9, 6])}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "two")
-    datasets.DatasetDict(parts | {"validation": data.select([7])}).save_to_disk(tmp_path / "three")
-    train, validation = load(dataset_name=str(tmp_path / "two"))
+def test_without_a_validation_split_the_test_split_is_used_with_a_message(tmp_path, capfd):
+    folder = saved_splits(tmp_path / "two", train=10, test=3)
+    train, validation = load(dataset_name=folder)
     assert train.num_rows == 10
-    assert validation["text"].to_pylist() == ["text 4", "text 9", "text 6"]
-    assert f"{tmp_path / 'two'} has no validation split: its split test is used instead" in capfd.readouterr().err
-    _, validation = load(dataset_name=str(tmp_path / "three"))
-    assert validation["text"].to_pylist() == ["text 7"]
-    assert "test split" not in capfd.readouterr().err
+    assert validation["text"].to_pylist() == ["test 0", "test 1", "test 2"]
+    assert f"{folder} has no validation split: its split test is used instead" in capfd.readouterr().err
+    _, validation = load(dataset_name=saved_splits(tmp_path / "three", train=10, test=3, validation=1))
+    assert validation["text"].to_pylist() == ["validation 0"]
+    assert "split test" not in capfd.readouterr().err
 
 
 def test_a_saved_dataset_that_was_cut_off_is_refused(saved, tmp_path):

@@ -82,10 +82,10 @@ def test_all_functions_of_a_file_are_in_the_same_table_and_duplicates_are_kept_o
     for number in range(30):
         functions = [f"def f{number}_{i}(x):\n    return x + {number}\n" for i in range(2)]
         (tmp_path / f"m{number}.py").write_text("\n".join([*functions, "def same(x):\n    return x\n"]))
-    train, validation = tagged_functions.gather({"planted": tmp_path})
+    train, validation = tagged_functions.gather({"planted": tmp_path}).values()
     files = [set(part["file"].to_pylist()) for part in (train, validation)]
     assert not files[0] & files[1]
     assert min(map(len, files)) > 0
     texts = [" ".join(words) for part in (train, validation) for words in part["tokens"].to_pylist()]
     assert len(texts) == len(set(texts)) == 61
-    assert tagged_functions.gather({"planted": tmp_path})[0].equals(train)
+    assert tagged_functions.gather({"planted": tmp_path})["train"].equals(train)

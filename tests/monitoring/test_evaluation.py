@@ -1,8 +1,7 @@
-"""The evaluation counts each sample once on any number of processes and computes scikit-learn's metrics."""
+"""The evaluation counts each sample once on any number of processes."""
 
-import json
-import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,34 +20,55 @@ from shared.errors import UserError
 from shared.metrics.task_metrics import TaskMetrics
 from shared.monitoring import evaluation
 from shared.plan.batches import MicroBatch
-from shared.processes.collectives import on_main_process
 
 
 class World:
-    """Processes simulated by threads: each calls `reduce` once and gets the sum of the tensors of all."""
+    """Processes simulated by threads: `reduce` gives each the sum of the tensors that all bring to the same call."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.brought, self.barrier = size, [], threading.Barrier(size, timeout=10)
-        self.accelerator = SimpleNamespace(device=torch.device("cpu"), reduce=self.reduce)
+        self.size, self.brought = size, {}
+        self.barrier = threading.Barrier(size, timeout=10)
 
-    def reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
-        assert reduction == "sum"
-        self.brought.append(tensor)
-        self.barrier.wait()
-        return torch.stack(self.brought).sum(0)
+    def accelerator(self, rank: int) -> Any:
+        """What a process sees."""
+        calls = iter(range(100))
 
-    def gather(self, shares: list[list[int]], rows: torch.Tensor, total: int) -> list[Any]:
-        """What `gather_rows` returns or raises on each process, when process i has the samples shares[i]."""
+        def reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+            assert reduction == "sum"
+            self.brought[call := next(calls), rank] = tensor
+            self.barrier.wait()
+            return torch.stack([self.brought[call, other] for other in range(self.size)]).sum(0)
 
-        def process(share: list[int]) -> Any:
-            indices = np.array(share, dtype=np.int64)
+        return SimpleNamespace(
+            device=torch.device("cpu"),
+            reduce=reduce,
+            is_main_process=rank == 0,
+            num_processes=1,  # the signals of a single process
+            is_fsdp2=False,
+            unwrap_model=lambda model: model,
+        )
+
+    def run(self, process: Callable[[int, Any], Any]) -> list[Any]:
+        """What `process` returns or raises on each process, called with its rank and accelerator."""
+
+        def outcome(rank: int) -> Any:
             try:
-                return evaluation.gather_rows(self.accelerator, indices, rows[indices], total)
+                return process(rank, self.accelerator(rank))
             except AssertionError as error:
                 return error
 
         with ThreadPoolExecutor(self.size) as pool:
-            return list(pool.map(process, shares))
+            return list(pool.map(outcome, range(self.size)))
+
+
+def gathered_from(shares: list[list[int]], rows: torch.Tensor, total: int) -> list[Any]:
+    """What `gather_rows` returns or raises on each process, when process i has the samples shares[i]."""
+
+    def process(rank: int, accelerator: Any) -> torch.Tensor:
+        indices = np.array(shares[rank], dtype=np.int64)
+        return evaluation.gather_rows(accelerator, indices, rows[indices], total)
+
+    return World(len(shares)).run(process)
 
 
 @st.composite
@@ -71,7 +91,7 @@ def test_gathered_rows_are_exact_and_in_dataset_order_on_every_process(
 ) -> None:
     total, shares = division
     rows = (torch.randn(total, *trailing, dtype=torch.float64) * 1e6).to(dtype)
-    for gathered in World(len(shares)).gather(shares, rows, total):
+    for gathered in gathered_from(shares, rows, total):
         assert gathered.dtype == dtype
         assert torch.equal(gathered, rows)
 
@@ -89,82 +109,42 @@ def test_a_sample_evaluated_twice_or_never_is_an_error_on_every_process(
     else:
         times = 0
         shares = [[i for i in share if i != sample] for share in shares]
-    for outcome in World(len(shares)).gather(shares, torch.ones(total, 2), total):
+    for outcome in gathered_from(shares, torch.ones(total, 2), total):
         assert isinstance(outcome, AssertionError)
         assert str(outcome) == f"sample {sample} of {total} was evaluated {times} times, not once"
 
 
 def test_a_loss_that_is_not_finite_keeps_its_place() -> None:
     rows = torch.tensor([1.0, torch.nan, torch.inf, 2.0])
-    for gathered in World(2).gather([[0, 1], [3, 2]], rows, 4):
+    for gathered in gathered_from([[0, 1], [3, 2]], rows, 4):
         torch.testing.assert_close(gathered, rows, equal_nan=True, rtol=0, atol=0)
 
 
 def test_rows_in_a_type_whose_sum_rounds_are_refused() -> None:
     with pytest.raises(AssertionError, match="bfloat16"):
-        evaluation.gather_rows(World(1).accelerator, np.arange(2), torch.ones(2, dtype=torch.bfloat16), 2)
+        evaluation.gather_rows(World(1).accelerator(0), np.arange(2), torch.ones(2, dtype=torch.bfloat16), 2)
 
 
-BATCH = 2
+def rows_of(total: int) -> torch.Tensor:
+    """int64 [total, 2]."""
+    return torch.from_numpy(np.random.default_rng(total).integers(0, 3, (total, 2)))
 
 
-def classified(total: int) -> np.ndarray:
-    """[total, 2] predicted and true classes."""
-    return np.random.default_rng(total).integers(0, 3, (total, 2))
+def gathered_of_all_sizes(accelerator: Any, _: Path) -> list[list[list[int]]]:
+    """The rows of data sets of 1 to 13 samples, which the processes evaluate two at a time."""
+    found = []
+    for total in range(1, 14):
+        batches = np.split(np.random.default_rng(0).permutation(total), range(2, total, 2))
+        mine = batches[accelerator.process_index :: accelerator.num_processes]
+        indices = np.concatenate([np.empty(0, np.int64), *mine])
+        found.append(evaluation.gather_rows(accelerator, indices, rows_of(total)[indices], total).tolist())
+    return found
 
 
-def evaluate_in_group(rank: int, folder: Path) -> None:
-    """Run one process of three real groups (of 3, 2 and 1 processes), on data sets of every relevant size."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    torch.set_num_threads(1)
-    os.environ |= {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "0",
-    }  # Accelerate requires them; the group uses a file
-    cases = []
-    for world in (3, 2, 1):
-        if rank >= world:
-            break
-        if world > 1:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-            store = f"file://{folder / f'store_{world}'}"
-            torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-        else:
-            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-                del os.environ[name]
-        accelerator = Accelerator(cpu=True)
-        assert accelerator.num_processes == world
-        for total in range(1, 2 * world * BATCH + 2):
-            batches = np.split(np.random.default_rng(0).permutation(total), range(BATCH, total, BATCH))
-            indices = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
-            rows = torch.from_numpy(classified(total)[indices])
-            predictions, references = evaluation.gather_rows(accelerator, indices, rows, total).numpy().T
-            found = on_main_process(
-                accelerator, lambda p=predictions, r=references: [p.tolist(), r.tolist(), os.getpid()]
-            )
-            cases.append([world, total, *found])
-        if world > 1:
-            torch.distributed.destroy_process_group()
-        AcceleratorState._reset_state(reset_partial_state=True)
-    (folder / f"cases_{rank}.json").write_text(json.dumps(cases))
-
-
-def test_real_groups_of_3_2_and_1_processes_get_scikit_learns_accuracy_for_every_size(tmp_path: Path) -> None:
-    from sklearn.metrics import accuracy_score
-
-    runs.fork(evaluate_in_group, (tmp_path,), 3)
-    main, second, third = (json.loads((tmp_path / f"cases_{rank}.json").read_text()) for rank in range(3))
-    sizes = [(world, total) for world in (3, 2, 1) for total in range(1, 2 * world * BATCH + 2)]
-    assert [(world, total) for world, total, *_ in main] == sizes
-    for _, total, predictions, references, _ in main:
-        whole_predictions, whole_references = classified(total).T
-        assert accuracy_score(references, predictions) == accuracy_score(whole_references, whole_predictions)
-        assert (predictions, references) == (whole_predictions.tolist(), whole_references.tolist())
-    assert len({pid for *_, pid in main}) == 1  # the main process computed all of them
-    assert second == [case for case in main if case[0] >= 2]
-    assert third == [case for case in main if case[0] >= 3]
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_processes_of_a_real_group_get_all_rows_of_data_of_every_size(processes: int, tmp_path: Path) -> None:
+    expected = [rows_of(total).tolist() for total in range(1, 14)]
+    assert runs.in_group(gathered_of_all_sizes, processes, tmp_path) == [expected] * processes
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -177,41 +157,19 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
     logits = torch.randn(total, 3)
     shares = np.array_split(np.random.default_rng(0).permutation(total - 1), world)
     shares[-1] = np.append(shares[-1], total - 1)
-    barrier, table = threading.Barrier(world, timeout=10), {}
 
-    def process(rank: int) -> Any:
-        calls = iter(range(100))
-
-        def reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
-            table[call := next(calls), rank] = tensor
-            barrier.wait()
-            return torch.stack([table[call, other] for other in range(world)]).sum(0)
-
-        accelerator = SimpleNamespace(
-            device=torch.device("cpu"),
-            reduce=reduce,
-            is_main_process=rank == 0,
-            num_processes=1,  # the signals of a single process
-            is_fsdp2=False,
-            unwrap_model=lambda model: model,
-        )
+    def process(rank: int, accelerator: Any) -> Any:
         batches = [  # a repeat that is not counted changes nothing
             (MicroBatch(0, 0, shares[rank], shares[rank], total, counted), logits[shares[rank]])
             for counted in (True, False)
         ]
-        found = evaluation.collect(
-            accelerator,
-            nn.Identity(),
-            batches,
-            lambda _, __, mine: (mine.argmax(1), mine[:, 0], mine),
-            (total,),
-            metrics,
-        )
-        assert found
-        return found
 
-    with ThreadPoolExecutor(world) as pool:
-        everywhere = list(pool.map(process, range(world)))
+        def predict(_: Any, __: MicroBatch, mine: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return mine.argmax(1), mine[:, 0], mine
+
+        return evaluation.collect(accelerator, nn.Identity(), batches, predict, (total,), metrics)
+
+    everywhere = World(world).run(process)
     first, *others = (probabilities for *_, probabilities in everywhere)
     assert first.dtype == np.float32
     assert np.array_equal(first, logits.softmax(1).numpy())

@@ -31,7 +31,7 @@ def strict_json(text):
 
 
 @given(st.dictionaries(st.text(max_size=5).filter(lambda key: key != "step"), values, max_size=5), st.integers(0))
-def test_every_value_is_read_back_unchanged_and_every_line_is_valid_json(tmp_path_factory, line, step):
+def test_every_value_is_on_disk_at_once_as_valid_json_and_is_read_back_unchanged(tmp_path_factory, line, step):
     folder = tmp_path_factory.mktemp("run")
     log = Log(Accelerator(cpu=True), folder, 0, 1)
     log.write(step, line)
@@ -43,18 +43,6 @@ def test_every_value_is_read_back_unchanged_and_every_line_is_valid_json(tmp_pat
         same = back[key] == value or (math.isnan(value) and math.isnan(back[key]))
         assert same
         assert type(back[key]) is type(value)
-
-
-def test_a_line_is_on_disk_when_log_returns_and_the_summary_is_the_last_line(start, tmp_path):
-    log = start()
-    log.write(10, TRAINING)
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 10, **TRAINING}]
-    log.write(10, {"eval_accuracy": 0.5})
-    log.write(10, {"train_runtime": 3.0})
-    assert read_metrics(tmp_path / "metrics.jsonl")[1:] == [
-        {"step": 10, "eval_accuracy": 0.5},
-        {"step": 10, "train_runtime": 3.0},
-    ]
 
 
 def test_a_resumed_run_writes_the_same_file_as_an_uninterrupted_one(start, tmp_path):

@@ -73,7 +73,7 @@ def digest(accelerator, steps, order=1, **values):
     watch = monitor(accelerator)
     for step in steps:
         for rank in range(values.get("num_processes", 1)):
-            run_step(watch, plan(**values).micro_batches(step, rank)[::order])
+            run_step(watch, plan(**values).micro_batches_of_all(step)[rank][::order])
     return watch.read()["samples"]
 
 
@@ -153,7 +153,7 @@ def test_the_summary_covers_the_whole_run(accelerator):
 
 def test_a_repeat_that_is_not_counted_adds_no_samples_and_no_tokens(accelerator):
     values = {"num_processes": 3, "equal_counts": True, "num_epochs": 1, "max_steps": None, "global_batch_size": 39}
-    repeats = plan(**values).micro_batches(1, 2)  # one sample is left for three processes
+    repeats = plan(**values).micro_batches_of_all(1)[2]  # one sample is left for three processes
     assert [piece.counted for piece in repeats] == [False]
     watch = monitor(accelerator)
     run_step(watch, repeats)

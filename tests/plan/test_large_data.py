@@ -12,7 +12,6 @@ from shared.datasets.splits import chosen_by_hash, share_of_each
 from shared.errors import UserError
 from shared.plan import batches
 from shared.plan.batches import Plan
-from shared.plan.cutting import share
 from shared.plan.draws import hash64
 
 BILLION = 10**9
@@ -150,18 +149,6 @@ def test_rows_are_chosen_and_held_out_without_memory_for_each_of_them(tmp_path, 
         tracemalloc.stop()
     assert peak < 6 << 20, "one int64 for each row takes 8 MiB"
     assert held_out.sum() == pytest.approx(count / 10, abs=2)
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 20), st.booleans())
-def test_each_micro_batch_goes_to_the_least_loaded_process(costs, processes, equal_counts):
-    limit = -(-len(costs) // processes) if equal_counts else len(costs)
-    load, expected = [0] * processes, [[] for _ in range(processes)]
-    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        least = min((p for p in range(processes) if len(expected[p]) < limit), key=load.__getitem__)
-        load[least] += costs[index]
-        expected[least].append(index)
-    assert share(costs, processes, equal_counts) == [sorted(indices) for indices in expected]
-    assert len(costs) < processes or all(expected)
 
 
 @pytest.mark.parametrize("packed", [False, True])

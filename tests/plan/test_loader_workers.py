@@ -1,5 +1,6 @@
 """Closing a loader or exiting the process ends the workers of the loader, and no other child process."""
 
+import gc
 import multiprocessing
 import sys
 
@@ -63,7 +64,7 @@ def test_child_processes_of_the_user_survive_and_the_workers_end():
     assert done.stderr.endswith("RuntimeError: in a step\n")
 
 
-def test_a_loader_ends_its_workers_when_it_is_closed_or_read_again():
+def test_a_loader_ends_its_workers_when_it_is_closed_deleted_or_read_again():
     others = set(multiprocessing.active_children())
     loader = Loader(range(10), Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9), torch.tensor, CPU, 2)
     next(loader.micro_batches(0))
@@ -73,4 +74,11 @@ def test_a_loader_ends_its_workers_when_it_is_closed_or_read_again():
     assert len(first) == len(second) == 2
     assert not first & second
     loader.close()
+    assert set(multiprocessing.active_children()) == others
+    next(loader.micro_batches(0))
+    gc.disable()
+    try:
+        del loader
+    finally:
+        gc.enable()
     assert set(multiprocessing.active_children()) == others

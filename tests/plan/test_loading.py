@@ -1,8 +1,6 @@
 """The loader yields exactly the plan's samples, with the same random numbers on any process or worker."""
 
-import gc
 import random
-from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from shared.errors import UserError
 from shared.plan.batches import Plan
+from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader
 
 CPU = torch.device("cpu")
@@ -73,24 +72,6 @@ def test_any_step_can_be_read_directly_and_repeatedly(num_workers):
     assert [b.tolist() for _, b in loader.micro_batches(2)] == everything[2]
 
 
-def test_the_workers_of_a_loader_end_with_it():
-    before = set(active_children())
-    loader = Loader(Draws(), plan_of(23), default_collate, CPU, 2)
-    next(loader.micro_batches(0))
-    assert len(set(active_children()) - before) == 2
-    gc.disable()
-    try:
-        del loader
-    finally:
-        gc.enable()
-    assert not set(active_children()) - before
-
-
-def test_the_collate_fn_of_a_user_gets_the_list_of_samples():
-    for micro_batch, batch in fed(plan_of(10), list(range(100, 110)), collate_fn=lambda samples: samples):
-        assert batch == [100 + i for i in micro_batch.samples.tolist()]
-
-
 def test_a_dataset_without_random_draws_leaves_the_generators_unchanged():
     class Still(Draws):
         draws_random = False
@@ -119,3 +100,14 @@ def test_time_spent_waiting_is_counted():
     loader = Loader(Draws(), plan_of(23), default_collate, CPU)
     list(loader.micro_batches(0))
     assert 0 < loader.seconds_waited < 10
+
+
+def test_dropout_depends_on_seed_step_and_micro_batch_and_not_on_earlier_draws():
+    def draw(*words):
+        seed_dropout(CPU, *words)
+        return torch.rand(3).tolist()
+
+    first = draw(0, 1, 2)
+    others = [draw(1, 1, 2), draw(0, 2, 2), draw(0, 1, 3), draw(0, 2, 1)]
+    assert first not in others
+    assert draw(0, 1, 2) == first

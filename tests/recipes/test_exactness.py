@@ -223,7 +223,7 @@ def test_every_row_enters_the_model_once_per_epoch(nlp, configs, nlp_outputs):
         for rank, file in enumerate(sorted(nlp_outputs[world]["epochs"].glob("fed-*.jsonl"))):
             passes = [json.loads(line) for line in file.read_text().splitlines()]
             training = [p["rows"] for p in passes if p["training"]]
-            counted = sum(len(plan.micro_batches(step, rank)) for step in range(plan.total_steps))
+            counted = sum(len(plan.micro_batches_of_all(step)[rank]) for step in range(plan.total_steps))
             assert counted + 5 <= len(training) <= counted + 6  # those before the first step are discarded
             trained.update(rows[tuple(ids)] for batch in training[-counted:] for ids in batch)
             # Passes before the training check replaced parts of the model, and whether padding affects it.

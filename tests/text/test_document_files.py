@@ -13,7 +13,6 @@ from test_files import COMPRESS
 from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import blocks_of_lines, line_number
-from shared.errors import UserError
 from shared.text import documents as documents_module
 from shared.text.documents import of_files, of_table, small_together
 
@@ -123,18 +122,3 @@ def test_groups_are_as_large_as_possible(sizes, most):
     totals = [sum(sizes[i] for i in group) for group in groups]
     assert all(total <= most or len(group) == 1 for total, group in zip(totals, groups, strict=True))
     assert all(total + sizes[after[0]] > most for total, after in zip(totals, groups[1:], strict=False))
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst", "a.txt"])
-def test_an_error_names_the_line_of_the_file(tmp_path, name):
-    path = tmp_path / name
-    bad, problem = (b"\xe9\n", "is not UTF-8 (line 41)") if name == "a.txt" else (b"{\n", "malformed in line 41")
-    whole = write(tmp_path, name.removesuffix(".zst"), TEXTS[:40])
-    with open(whole, "ab") as file:  # noqa: PTH123
-        file.write(bad)
-        file.write(b'{"text": "after"}\n' * 40)
-    if name.endswith(".zst"):
-        path.write_bytes(COMPRESS["zst"]((tmp_path / "a.jsonl").read_bytes()))
-    with pytest.raises(UserError, match=re.escape(problem)) as caught:
-        read([path])
-    assert str(caught.value).startswith(f"--train_file {path} ")

@@ -1,5 +1,6 @@
 """Documents are read from any source, and what cannot be read is refused in one line."""
 
+import json
 import os
 import time
 

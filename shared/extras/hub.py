@@ -46,16 +46,12 @@ def require_model(name: str, revision: str | None = None, flag: str = FLAG) -> b
         UserError: the model cannot be loaded.
     """
     folder = Path(name)
-    if folder.is_dir():
-        if revision is not None:
-            raise UserError(f"--revision {revision} has no effect on a local folder ({flag} {name}): remove it")
+    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         if not (folder / "config.json").is_file():
             raise UserError(f"{flag} {name} has no config.json: use a folder that save_pretrained wrote")
+        if revision is not None:
+            raise UserError(f"--revision {revision} has no effect on a local folder ({flag} {name}): remove it")
         return True
-    if folder.exists():
-        raise UserError(f"{flag} {name} is a file: use the folder of the model, or its name on the Hub")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"{flag} {name}: no such folder")
     try:
         cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str)
     except ValueError:
@@ -120,11 +116,9 @@ def push(model_folder: Path, name: str | None) -> str:
     Raises:
         UserError: the upload failed; the local model is kept.
     """
-    from huggingface_hub import HfApi
-
     name = name or model_folder.resolve().parent.name
     try:
-        api = HfApi()
+        api = huggingface_hub.HfApi()
         name = api.create_repo(name, exist_ok=True).repo_id
         commit = "Train with accelerate-recipes"
         return str(api.upload_folder(folder_path=model_folder, repo_id=name, commit_message=commit))

@@ -126,8 +126,7 @@ MISSING = ("./gone", "/gone/model", "~/gone", "out/nlp/model")
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        *((name, f"--model_name_or_path {name}: no such folder") for name in MISSING),
-        (__file__, "is a file"),
+        *((name, f"--model_name_or_path {name} has no config.json") for name in (*MISSING, __file__)),
         ("my model", "neither a folder nor a valid name"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_dataset_without_an_index_or_the_required_attributes_is_refused_before
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("missing", "no such folder"),
+        ("missing", "has no config.json: use a folder that save_pretrained wrote"),
         ("empty", "has no config.json: use a folder that save_pretrained wrote"),
         ("images", "cannot be loaded by AutoTokenizer: "),
         ("images with tokenizer", "by AutoModelForSequenceClassification: Unrecognized configuration class"),

@@ -34,6 +34,7 @@ Tensors = Mapping[str, Path]  # the name of each tensor, and its file
 EARLY = 20  # steps
 # Relative differences that rounding explains: at any step, and after `EARLY` steps, from where on they grow.
 EQUAL, LOSS, WEIGHTS, OPTIMIZER = (0.0, 0.0), (1e-4, 1e-5), (1e-5, 1e-5), (1e-4, 1e-4)
+TINY = 1e-150  # the difference of zeros with different signs, which are not the same bytes
 JUMP = 100  # rounding grew at most 13-fold from one reading to the next, over 2,000 steps at learning rate 1e-3
 
 
@@ -212,7 +213,7 @@ def compare_tensors(name: str, folders: Mapping[int, tuple[Path, Path]]) -> list
         for part in sorted({*parts_a, *parts_b}):
             differences.setdefault(part, {})[step] = difference_of(parts_a.get(part, {}), parts_b.get(part, {}))
     return [
-        Quantity(f"{name}: {part}", at, OPTIMIZER if part == "optimizer" else WEIGHTS)
+        Quantity(name if part == name else f"{name}: {part}", at, OPTIMIZER if part == "optimizer" else WEIGHTS)
         for part, at in differences.items()
     ] or [Quantity(name, {})]
 
@@ -252,12 +253,12 @@ def difference_of(tensors_a: Tensors, tensors_b: Tensors) -> tuple[float, str]:
                 return math.inf, f"{name} differs"
             continue
         norm = max(a.double().norm().item(), b.double().norm().item())
-        difference = 0.0 if same else (a.double() - b.double()).norm().item()
+        difference = 0.0 if same else max((a.double() - b.double()).norm().item(), TINY)
         vector = squares.setdefault(name.partition("/")[2], [0.0, 0.0])  # the moment, in a file of an optimizer
         vector[0] += difference**2
         vector[1] += norm**2
-        worst = max(worst, (difference / norm if difference else 0.0, name))
-    ratios = [math.sqrt(difference / norm) if difference else 0.0 for difference, norm in squares.values()]
+        worst = max(worst, (difference / (norm or 1.0), name))
+    ratios = [math.sqrt(difference / (norm or 1.0)) for difference, norm in squares.values()]
     if not all(map(math.isfinite, ratios)):
         return math.inf, "values that are not finite"
     return max(ratios, default=0.0), f"off by {max(ratios, default=0.0):.1e} ({worst[0]:.1e} in {worst[1]})"

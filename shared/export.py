@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +29,9 @@ from torch.nn import functional as F
 from shared.config.options import Options
 from shared.disk import replace_file
 from shared.errors import UserError, count_of
-from shared.onnx_models.graph import to_onnx, write_int8
-from shared.onnx_models.runtime import FILE, FOLDER, PACKAGES, OnnxModel, require
 from shared.plan.loading import feed
 from shared.predict import prediction_of
+from shared.predictions.onnx import FILE, FOLDER, PACKAGES, OnnxModel, require, to_onnx, write_int8
 from shared.predictions.prediction import Prediction
 from shared.predictions.request import ModelFlags, Request, parse
 from shared.processes import starting
@@ -52,8 +51,6 @@ class Flags(ModelFlags):
 
     int8: bool = False
     """Dynamic quantization: weights in 8 bits, activations rounded to 8 bits in each forward pass."""
-
-    COMMAND: ClassVar = "shared.export"
 
 
 class Measured(nn.Module):

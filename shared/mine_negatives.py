@@ -26,17 +26,15 @@ from shared.config.fields import Share
 from shared.config.options import Options
 from shared.contrastive.retrieval import SCORES_AT_ONCE, Task
 from shared.contrastive.tuples import FLAG, of_columns
-from shared.datasets.rows import column_of
 from shared.errors import UserError, say
-from shared.predict import predict
+from shared.predict import KINDS, predict
 from shared.predictions.embeddings import predict_embeddings
-from shared.predictions.parts import BLOCK_ROWS, refuse_infinite
-from shared.predictions.prediction import Outputs, Prediction
+from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
 from shared.predictions.request import Flags, Request, parse
 from shared.processes.starting import without_tf32
 from shared.run.command import run
 
-COLUMN = "negatives"
+KIND = COLUMN = "negatives"
 Ints = NDArray[np.int64]
 
 
@@ -67,7 +65,7 @@ def parse_mining(words: list[str]) -> Request:
     if len({*names[:2]}) < 2:
         raise UserError(f"{FLAG} {' '.join(names)}: name the column of the anchors and that of the positives")
     pair = of_columns(request.config, names[:2])
-    return replace(request, config=pair, given=request.given | {"text_column_names"})
+    return replace(request, kind=KIND, config=pair, given=request.given | {"text_column_names"})
 
 
 def mine(accelerator: Any, request: Request) -> Prediction:
@@ -85,8 +83,6 @@ def mine(accelerator: Any, request: Request) -> Prediction:
 
     def blocks(outputs: Outputs) -> Iterator[pa.Table]:
         """The rows with enough negatives."""
-        for start in range(0, len(outputs), BLOCK_ROWS):
-            refuse_infinite(prediction, outputs[start : start + BLOCK_ROWS], start)
         anchors, positives = (torch.tensor(each, device=accelerator.device) for each in prediction.split(outputs))
         numbers, enough = hardest_negatives(anchors, positives, digests, count, share)
         few = f"rows of {source} have fewer than {count} texts with at most {share:g} of their positive's similarity"
@@ -94,13 +90,12 @@ def mine(accelerator: Any, request: Request) -> Prediction:
             raise UserError(f"all {few}: lower --negatives, raise --share_of_positive, or add pairs")
         if not enough.all():
             say(f"{np.count_nonzero(~enough):,} of {len(enough):,} {few}: they are left out")
-        texts = column_of(table, positive, FLAG, as_text=True).cast(pa.large_string()).combine_chunks()
+        texts = table[positive].cast(pa.large_string()).combine_chunks()
         for start in range(0, len(enough), BLOCK_ROWS):
             kept = enough[start : start + BLOCK_ROWS]
             found = texts.take(pa.array(numbers[start : start + BLOCK_ROWS][kept].ravel()))
             block = table.slice(start, BLOCK_ROWS).filter(pa.array(kept))
-            block = block.append_column(COLUMN, pa.FixedSizeListArray.from_arrays(found, count))
-            yield block.cast(pa.schema([field.remove_metadata() for field in block.schema]))
+            yield block.append_column(COLUMN, pa.FixedSizeListArray.from_arrays(found, count))
 
     empty = {COLUMN: pa.array([], pa.list_(pa.large_string(), count))}
     prediction.columns, prediction.blocks = lambda *_: empty, blocks
@@ -150,5 +145,7 @@ def hardest_negatives(
     return numbers, enough
 
 
+KINDS[KIND] = mine
+
 if __name__ == "__main__":
-    run(lambda _: predict(parse_mining(sys.argv[1:]), mine), Options, lambda _: Options(dry_run=True))
+    run(lambda _: predict(parse_mining(sys.argv[1:])), Options, lambda _: Options(dry_run=True))

@@ -19,13 +19,13 @@ from typing import Any
 from shared.checkpoints.progress import Progress
 from shared.config.options import TOKENS, Options
 from shared.errors import UserError, count_of
-from shared.onnx_models.runtime import FILE, FOLDER, OnnxModel
 from shared.plan.loading import current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.images import predict_images
+from shared.predictions.onnx import FILE, FOLDER, OnnxModel
 from shared.predictions.prediction import Prediction
-from shared.predictions.request import SAMPLES, Kind, Request, parse
+from shared.predictions.request import SAMPLES, Request, parse
 from shared.predictions.tables import predict_table
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
@@ -33,7 +33,7 @@ from shared.processes import rules, starting
 from shared.run.command import ran_out, run
 from shared.run.resume import refuse_changed_data
 
-KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
+KINDS: dict[str, Callable[[Any, Request], Prediction]] = {
     "texts": predict_texts,
     "images": predict_images,
     "tags": predict_tags,
@@ -42,12 +42,8 @@ KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
 }
 
 
-def predict(request: Request, make: Callable[[Any, Request], Prediction] | None = None) -> dict[str, float]:
+def predict(request: Request) -> dict[str, float]:
     """Predict and return the scores by name; {} without labels. Every process calls this.
-
-    Args:
-        request: what is predicted.
-        make: makes the prediction. None: that of its kind in `KINDS`.
 
     Raises:
         UserError: the input, the model or the launch cannot be used.
@@ -64,7 +60,7 @@ def predict(request: Request, make: Callable[[Any, Request], Prediction] | None 
         config = dataclasses.replace(request.config, mixed_precision=accelerator.mixed_precision)
         request = dataclasses.replace(request, config=config)
         try:
-            prediction = prediction_of(accelerator, request, make)
+            prediction = prediction_of(accelerator, request)
             if config.runtime:
                 prediction.model = OnnxModel(request.model / FOLDER / FILE)
                 prediction.notes["runtime"] = f"onnxruntime, {prediction.model.file}"
@@ -72,41 +68,30 @@ def predict(request: Request, make: Callable[[Any, Request], Prediction] | None 
         except Exception as error:
             if not ran_out(error):
                 raise
-            raise UserError(out_of_memory(request)) from error
+            limits = zip((TOKENS, SAMPLES), request.limits, strict=True)
+            flags = " or ".join(f"--{name} {value}" for name, value in limits if value)
+            where = f" on a batch of {current_batch.shape}" if current_batch.shape else ""
+            rank = os.environ.get("RANK", 0)
+            raise UserError(f"process {rank} ran out of memory{where}: lower {flags}") from error
     scores = {name: float(value) for name, value in record["scores"].items()}  # the record has NaN as a name
     shown = "".join(f"  {name} {value:.4g}" for name, value in scores.items())
     accelerator.print(f"{request.output}: {count_of(record['rows'], 'row')}{shown}")
     return scores
 
 
-def prediction_of(
-    accelerator: Any, request: Request, make: Callable[[Any, Request], Prediction] | None = None
-) -> Prediction:
+def prediction_of(accelerator: Any, request: Request) -> Prediction:
     """What is predicted, with its data checked. Every process calls this.
-
-    Args:
-        accelerator: that of the process.
-        request: what is predicted.
-        make: makes the prediction. None: that of its kind in `KINDS`.
 
     Raises:
         UserError: the input or the model cannot be used, or the data of the run have changed.
     """
-    prediction = (make or KINDS[request.kind])(accelerator, request)
+    prediction = KINDS[request.kind](accelerator, request)
     refuse_changed_data(accelerator, Progress(), request.config, prediction.data)
     if request.file is None and request.digests_of_run[1:] not in ([], [prediction.data.digest()]):
         raise UserError(
             f"the validation data are no longer those of the run in {request.run}: restore them, or give a FILE"
         )
     return prediction
-
-
-def out_of_memory(request: Request) -> str:
-    """The error of a process that ran out of memory: the shape of its batch, and the flag to lower."""
-    limits = zip((TOKENS, SAMPLES), request.limits, strict=True)
-    flags = " or ".join(f"--{name} {value}" for name, value in limits if value)
-    where = f" on a batch of {current_batch.shape}" if current_batch.shape else ""
-    return f"process {os.environ.get('RANK', 0)} ran out of memory{where}: lower {flags}"
 
 
 if __name__ == "__main__":

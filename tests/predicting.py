@@ -1,8 +1,16 @@
-"""Predict a file, and read predictions, for tests."""
+"""Predict a file, read predictions, and write inputs and models, for tests."""
 
 import csv
+import json
+import shutil
+from types import SimpleNamespace
+
+import torch
+from shared.contrastive.sentence_transformers_files import SentenceTokenizer
 
 from shared import predict
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def predict_file(*words):
@@ -14,3 +22,48 @@ def read_csv(path):
     """The rows of a CSV file as {column: text}."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def write_csv(path, header, rows):
+    """Write a CSV file and return its path."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def read_jsonl(path):
+    """The rows of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_jsonl(path, rows):
+    """Write a file of JSON lines and return its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def without_packing(run, folder):
+    """The scores of a run without packing, of which `folder` gets a copy."""
+    shutil.copytree(run / "model", folder / "model")
+    config = (run / "config.yaml").read_text()
+    assert "\npacking: true\n" in config
+    (folder / "config.yaml").write_text(config.replace("\npacking: true\n", "\npacking: false\n"))
+    return predict_file(folder)
+
+
+def write_bert(folder, alone, kind, **config):
+    """A tiny BERT with random weights and the tokenizer of the run; returns its folder and the model."""
+    import transformers
+
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(alone / "model")
+    if kind == "BertForSequenceClassification":
+        tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    sizes = SIZES | {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": 0}
+    model = getattr(transformers, kind)(transformers.BertConfig(**sizes, **config)).eval()
+    model.save_pretrained(folder)
+    if kind == "BertModel":
+        settings = SimpleNamespace(pooling="mean", static=False, max_length=(48,), prompts=None)
+        tokenizer = SentenceTokenizer(tokenizer, settings, 32)
+    tokenizer.save_pretrained(folder)
+    return folder, model

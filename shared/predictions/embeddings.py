@@ -80,7 +80,6 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         widths=(dim,) * len(columns),
         columns=columns_of,
         score=score if can_score else None,
-        labels="pairs with scores" if config.label_column_name else "pairs",
         has_loss=False,
         notes={"model": f"{request.model}: embeddings of {dim} dimensions", "data": f"{texts}{how}"},
     )

@@ -29,13 +29,8 @@ def label_outputs(
 ) -> dict[str, Any]:
     """The fields of a `Prediction` whose outputs are predictions, losses and logits: widths, columns, score, notes.
 
-    Args:
-        request: what is predicted.
-        labels: of the model.
-        targets: of all rows; those of rows that are not scored have no meaning.
-        scored: [rows] whether a row has a label.
-        data: describes the data.
-        ranked: how many classes a prediction of an image classifier ranks, the most likely first.
+    `targets` [rows] have no meaning where a row is not `scored`, because it has no label. An image classifier gives the
+    `ranked` most likely classes, the first one first. `data` describes the data.
 
     Raises:
         UserError: see `resolve_metrics`.
@@ -55,9 +50,8 @@ def label_outputs(
 
     def score(predictions: Outputs, losses: Outputs, logits: Outputs) -> dict[str, float]:
         """The scores of all outputs, named as in metrics.jsonl: eval_loss, eval_accuracy, ..."""
-        mine = predictions[scored] if predicted > 1 or labels.kind == "multi_label" else predictions[scored, 0]
         shares = metrics.probabilities(torch.from_numpy(logits[scored])).numpy() if metrics.take_scores else None
-        values = metrics.compute(mine.astype(np.float64), targets[scored], shares)
+        values = metrics.compute(predictions[scored].astype(np.float64), targets[scored], shares)
         loss = float(losses[scored].astype(np.float64).mean())
         return {"eval_loss": loss} | {f"eval_{name}": value for name, value in values.items()}
 

@@ -2,49 +2,50 @@
 
 A part holds the outputs of some micro-batches. The cut into parts does not depend on the number of processes, and each
 process writes the parts that it computes by itself. After a kill, the next start reads the parts that exist and
-computes the others, on any number of processes.
+computes the others, on any number of processes. The name of a part has the digest of what it depends on.
 """
 
+import csv
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from shared.cache.prepared import key_digest
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.disk import remedy, replace_file, sync
+from shared.disk import remedy, sync
 from shared.errors import UserError, count_of
 from shared.monitoring.log import finite_or_name
-from shared.onnx_models.runtime import FOLDER
 from shared.plan.loading import feed
-from shared.predictions.output import parts_folder, record_file, writer
-from shared.predictions.prediction import Outputs, Prediction
-from shared.predictions.request import Request
+from shared.predictions.onnx import FOLDER
+from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
+from shared.predictions.request import Request, parts_folder
 from shared.processes import folder_lock
 from shared.processes.collectives import gather, on_main_process
 
 MOST_PARTS = 256  # a kill loses at most one part of each process
-BLOCK_ROWS = 1 << 16  # rows of the file that are written at once
-TASK_FILE, OUTPUTS_FILE = "task.json", "outputs.npy"  # in the folder of the parts
+FACTS = {"model": "model", "recipe": "recipe", "input": "input", "bytes": "file"}  # of a record: what each is about
 Record = dict[str, Any]
 
 
 class Parts:
-    """The parts of a prediction, in the folder beside `output`."""
+    """The parts of a prediction, in the folder beside `output`; `task` is what they depend on."""
 
-    def __init__(self, prediction: Prediction, output: Path) -> None:
-        self.prediction, self.folder = prediction, parts_folder(output)
+    def __init__(self, prediction: Prediction, output: Path, task: Record) -> None:
+        self.prediction, self.folder, self.digest = prediction, parts_folder(output), key_digest(task)
         batches = prediction.batches
         ends = np.linspace(0, len(batches), min(MOST_PARTS, len(batches)) + 1).astype(int)
         self.batches = [batches[start:end] for start, end in pairwise(ends)]
@@ -58,43 +59,25 @@ class Parts:
 
     def path(self, part: int) -> Path:
         """The file of a part, which may not exist yet."""
-        return self.folder / f"part_{part:04d}.npy"
+        return self.folder / f"part_{part:04d}_{self.digest}.npy"
 
     def read(self, part: int) -> Outputs | None:
         """The outputs [n, width] of a part; None if it does not exist or is damaged."""
-        try:
-            outputs: Outputs = np.load(self.path(part), mmap_mode="r")
-        except (OSError, ValueError):
-            return None
-        return outputs if outputs.shape == (len(self.numbers(part)), sum(self.prediction.widths)) else None
+        outputs: Outputs | None = None
+        with suppress(OSError, ValueError, EOFError):
+            outputs = np.load(self.path(part), mmap_mode="r")
+        return outputs
+
+    def missing(self) -> list[int]:
+        """The parts that are still to be computed."""
+        return [part for part in range(len(self)) if self.read(part) is None]
 
     def write(self, part: int, outputs: Outputs) -> None:
         """Write the outputs of a part; the file is complete or absent."""
-        partial = self.path(part).with_suffix(f".partial-{os.getpid()}")
-        with writing(self.folder):
-            with partial.open("wb") as file:
-                np.save(file, outputs)
-            sync(partial)
-            partial.rename(self.path(part))
-
-    def open(self, task: Record) -> list[int]:
-        """Make the folder, or check that it holds parts of the same task; return the parts that are missing.
-
-        Raises:
-            UserError: the folder holds parts of another task, is in use, or cannot be written.
-        """
-        file = self.folder / TASK_FILE
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            folder_lock.acquire(self.folder, "--predictions_file: the folder")
-            if not file.exists():
-                replace_file(file, json.dumps(task, indent=1) + "\n")
-        if changed := changes(read_json(file), task):
-            raise UserError(
-                f"{self.folder} holds parts of other predictions ({changed}): restore what was changed to resume, "
-                "remove the folder to begin again, or name another --predictions_file"
-            )
-        return [part for part in range(len(self)) if self.read(part) is None]
+        partial = self.path(part).with_suffix(f".partial-{os.getpid()}.npy")
+        np.save(partial, outputs)
+        sync(partial)
+        partial.rename(self.path(part))
 
     @torch.inference_mode()
     def compute(self, accelerator: Any, missing: Sequence[int], num_workers: int) -> None:
@@ -119,31 +102,37 @@ class Parts:
         """All outputs [M, width] in the order of the input, in a file that is mapped into memory.
 
         Raises:
-            UserError: a part is missing, because another machine wrote it to its own disk.
+            UserError: an output other than a loss is not finite, or another machine wrote a part to its own disk.
         """
-        shape = int(self.prediction.bounds[-1]), sum(self.prediction.widths)
-        outputs = np.lib.format.open_memmap(self.folder / OUTPUTS_FILE, "w+", np.float32, shape)
+        widths, bounds, source = self.prediction.widths, self.prediction.bounds, self.prediction.source
+        outputs = np.lib.format.open_memmap(self.folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
         for part in range(len(self)):
             if (found := self.read(part)) is None:
                 raise UserError(
                     f"{self.path(part)} is missing, because another machine wrote it to its own disk: give a "
                     "--predictions_file in a folder that all machines share"
                 )
-            outputs[self.numbers(part)] = found
+            outputs[numbers := self.numbers(part)] = found
+            predicted = np.delete(found, [widths[0]] if self.prediction.has_loss else [], axis=1)
+            if len(wrong := numbers[~np.isfinite(predicted).all(1)]):
+                row = np.searchsorted(bounds, wrong.min(), "right")  # counted from 1
+                raise UserError(
+                    f"the prediction for row {row:,} of {source} is not finite: use --mixed_precision no, or a model "
+                    "whose weights are finite"
+                )
         return outputs
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn an error in writing to `folder` into a `UserError` that says what helps."""
+def writing() -> Iterator[None]:
+    """Turn an error of the disk into a `UserError` that says what helps. Also a decorator."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"--predictions_file: {folder} cannot be written ({error}): {remedy(error)}, and start again to resume"
-        ) from error
+        raise UserError(f"--predictions_file: {error}: {remedy(error)}, and start again to resume") from error
 
 
+@writing()
 def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     """Write the file of predictions and its record; return the record. Every process calls this.
 
@@ -152,34 +141,18 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     Raises:
         UserError: the file holds other predictions or cannot be written, or an output is not finite.
     """
-    output, parts = request.output, Parts(prediction, request.output)
-
-    def begin() -> tuple[Record, list[int], bool]:
-        """The record, the missing parts, and whether the file is finished."""
-        task = task_of(request, prediction)
-        check_columns(prediction, output)
-        if not output.exists():
-            return task, parts.open(task), False
-        record = read_json(record_file(output))
-        changed = changes(record, task) if record else "there is no record of its predictions"
-        if not changed and output.stat().st_size != record["bytes"]:
-            changed = "the file has changed"
-        if changed:
-            raise UserError(
-                f"--predictions_file {output} exists with other content ({changed}): remove it, or name another file"
-            )
-        return record, [], True
-
-    task, missing, is_finished = on_main_process(accelerator, begin)
-    if is_finished:
+    output = request.output
+    task = on_main_process(accelerator, lambda: begin(request, prediction))
+    if "scores" in task:
         accelerator.print(f"{output} holds these predictions already")
         return task
+    parts = Parts(prediction, output, task)
+    missing = on_main_process(accelerator, parts.missing)
     rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
     if len(missing) < len(parts):
         rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
     if not prediction.score:
-        why = f"because there are no {prediction.labels}" if request.config.scores else "as requested"
-        rows["scores"] = f"none, {why}"
+        rows["scores"] = f"none, {'because there are no labels' if request.config.scores else 'as requested'}"
     rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(output)}
     width = max(map(len, rows))
     accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
@@ -188,6 +161,36 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     parts.compute(accelerator, missing, workers if workers is not None else 0 if on_cpu else 2)
     gather(accelerator, None)  # waits until all parts are written
     return on_main_process(accelerator, lambda: finish(parts, output, task))
+
+
+def begin(request: Request, prediction: Prediction) -> Record:
+    """What the predictions depend on, or if the file is finished, its record, which has scores as well.
+
+    Raises:
+        UserError: the file holds other predictions, or it cannot hold the columns, or its folder is in use.
+    """
+    output, task = request.output, task_of(request, prediction)
+    check_columns(prediction, output)
+    if not output.exists():
+        parts_folder(output).mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(parts_folder(output), "--predictions_file: the folder")
+        return task
+    record: Record = {}
+    with suppress(OSError, ValueError):
+        record = json.loads(record_file(output).read_text())
+    now, before = task | {"bytes": output.stat().st_size}, record.get("settings", {})
+    changed = [f"the {what} has changed" for name, what in FACTS.items() if record.get(name) != now[name]]
+    changed += [
+        f"--{name} was {options.shown(before.get(name))}, is {options.shown(value)}"
+        for name, value in task["settings"].items()
+        if before.get(name) != value
+    ]
+    if changed:
+        why = ", ".join(changed) if record else "there is no record of its predictions"
+        raise UserError(
+            f"--predictions_file {output} exists with other content ({why}): remove it, or name another file"
+        )
+    return record
 
 
 def check_columns(prediction: Prediction, output: Path) -> None:
@@ -216,53 +219,59 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
         UserError: an output is not finite, a part is missing, or a file cannot be written.
     """
     prediction, file = parts.prediction, parts.folder / output.name
-    with writing(parts.folder):
-        outputs = parts.join()
-        blocks = prediction.blocks(outputs) if prediction.blocks else with_columns(prediction, outputs)
-        first, rows = next(blocks), 0
-        with writer(file, output, first.schema) as write:
-            for block in chain([first], blocks):
-                write(block)
-                rows += block.num_rows
-        scores = prediction.score(*prediction.split(outputs)) if prediction.score else {}
-        record = task | {"rows": rows, "bytes": file.stat().st_size}
-        record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
-        described = parts.folder / record_file(output).name
-        described.write_text(json.dumps(record, indent=1) + "\n")
-        for written, place in ((described, record_file(output)), (file, output)):  # the predictions last
-            sync(written)
-            written.replace(place)
+    outputs, rows = parts.join(), 0
+    blocks = (prediction.blocks or prediction.with_columns)(outputs)
+    first = next(blocks)
+    with writer(file, first.schema) as write:
+        for block in chain([first], blocks):
+            write(block)
+            rows += block.num_rows
+    scores = prediction.score(*prediction.split(outputs)) if prediction.score else {}
+    record = task | {"rows": rows, "bytes": file.stat().st_size}
+    record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
+    described = parts.folder / record_file(output).name
+    described.write_text(json.dumps(record, indent=1) + "\n")
+    for written, place in ((described, record_file(output)), (file, output)):  # the predictions last
+        sync(written)
+        written.replace(place)
     folder_lock.release_all()
     shutil.rmtree(parts.folder)
     return record
 
 
-def with_columns(prediction: Prediction, outputs: Outputs) -> Iterator[pa.Table]:
-    """Yield blocks of the table with the columns of the predictions.
-
-    Raises:
-        UserError: an output is not finite; names the row.
-    """
-    bounds = prediction.bounds
-    for start in range(0, prediction.table.num_rows, BLOCK_ROWS):
-        block = prediction.table.slice(start, BLOCK_ROWS)
-        found = outputs[bounds[start] : bounds[start + block.num_rows]]
-        refuse_infinite(prediction, found, start)
-        for name, column in prediction.columns(block, *prediction.split(found)).items():
-            block = block.append_column(name, column)
-        yield block.cast(pa.schema([field.remove_metadata() for field in block.schema]))
+def record_file(output: Path) -> Path:
+    """The JSON file that describes the predictions: model, input, settings and scores."""
+    return output.with_name(output.name + ".json")
 
 
-def refuse_infinite(prediction: Prediction, outputs: Outputs, start: int) -> None:
-    """Raise UserError if an output of the rows from `start` is not finite; names the row. A loss may be infinite."""
-    found, bounds = prediction.split(outputs), prediction.bounds
-    predicted = [output for place, output in enumerate(found) if place != 1 or not prediction.has_loss]
-    if len(wrong := np.flatnonzero(~np.all([np.isfinite(output).all(1) for output in predicted], axis=0))):
-        row = np.searchsorted(bounds, bounds[start] + wrong[0], "right")  # counted from 1
-        raise UserError(
-            f"the prediction for row {row:,} of {prediction.source} is not finite: use "
-            "--mixed_precision no and another --predictions_file, or a model whose weights are finite"
-        )
+@contextmanager
+def writer(file: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], object]]:
+    """Open a CSV, JSON lines or Parquet file; gives a function that appends the rows of a table with this schema."""
+    if file.suffix == ".parquet":
+        with pyarrow.parquet.ParquetWriter(file, schema) as parquet:
+            yield parquet.write_table
+        return
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        if file.suffix == ".jsonl":
+            yield lambda table: stream.writelines(
+                json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in plain(table).to_pylist()
+            )
+        else:
+            rows = csv.writer(stream, lineterminator="\n")
+            rows.writerow(schema.names)
+            yield lambda table: rows.writerows(
+                zip(*(column.cast(pa.large_string()).to_pylist() for column in table.columns), strict=True)
+            )
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """`table` with float64 in place of float32: the number with the fewest digits that means the same float32."""
+    for place, field in enumerate(table.schema):
+        is_list = pa.types.is_nested(field.type) and hasattr(field.type, "value_type")
+        if pa.types.is_float32(field.type.value_type if is_list else field.type):
+            text, number = (pa.large_list(type_) if is_list else type_ for type_ in (pa.string(), pa.float64()))
+            table = table.set_column(place, field.name, table.column(place).cast(text).cast(number))
+    return table
 
 
 def task_of(request: Request, prediction: Prediction) -> Record:
@@ -296,24 +305,3 @@ def input_digest(prediction: Prediction) -> str:
         for batch in prediction.table.slice(start, BLOCK_ROWS).combine_chunks().to_batches():
             content.update(batch.serialize())
     return content.hexdigest()
-
-
-def read_json(file: Path) -> Record:
-    """The content of a JSON file; {} if it is malformed or does not exist."""
-    try:
-        found: Record = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found
-
-
-def changes(stored: Record, task: Record) -> str:
-    """In words, what differs between the stored and this task: model, recipe, input, a setting; "" if nothing."""
-    before, after = stored.get("settings", {}), task["settings"]
-    words = [f"the {name} has changed" for name in ("model", "recipe", "input") if stored.get(name) != task[name]]
-    words += [
-        f"--{name} was {options.shown(before.get(name))}, is {options.shown(after[name])}"
-        for name in after
-        if before.get(name) != after[name]
-    ]
-    return ", ".join(words)

@@ -22,6 +22,7 @@ from shared.run.export import WEIGHTS
 Outputs = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+BLOCK_ROWS = 1 << 16  # rows of the file that are written at once
 
 
 @dataclass
@@ -42,6 +43,8 @@ class Prediction:
     """The outputs of the model for a batch, each [samples or words, ...]: predictions, losses, and others."""
     widths: tuple[int, ...]
     """How many numbers each output has for a sample or word: 1 for the losses."""
+    notes: dict[str, str]
+    """Lines to print before the start, by name."""
     columns: Callable[..., dict[str, pa.Array]]
     """The columns of the predictions, from some rows of the table and their outputs, each [n, its width]."""
     blocks: Callable[[Outputs], Iterator[pa.Table]] | None = None
@@ -50,22 +53,18 @@ class Prediction:
     """The scores by name, from all outputs; None if the samples have no labels."""
     has_loss: bool = True
     """Whether the second output is the loss, which may be infinite for a row without a label."""
-    labels: str = "labels"
-    """What the samples may have to be scored by."""
     bounds: Any = None
     """[rows + 1] where the outputs of each row begin, and their total number M. None: each row has one output."""
     outputs_of: Callable[[Ints], Ints] = lambda samples: samples
     """The numbers of the outputs of samples [n], in the order in which `predict_batch` returns them."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """Lines to print before the start, by name."""
     source: str = field(init=False)
     """The name of the input in messages."""
 
     def __post_init__(self) -> None:
         """Note the name of the input; leave out the row numbers and the metadata of the table."""
         self.source = source_of(self.table)
-        columns = [name for name in self.table.column_names if name != ROW_COLUMN]
-        self.table = self.table.select(columns).replace_schema_metadata(None)
+        fields = [field.remove_metadata() for field in self.table.schema if field.name != ROW_COLUMN]
+        self.table = self.table.select([field.name for field in fields]).cast(pa.schema(fields))
         if self.bounds is None:
             self.bounds = np.arange(self.table.num_rows + 1)
 
@@ -78,6 +77,15 @@ class Prediction:
         """Each output [n, its width] of the outputs [n, all widths] side by side."""
         ends = np.cumsum((0, *self.widths))
         return [outputs[:, start:end] for start, end in pairwise(ends)]
+
+    def with_columns(self, outputs: Outputs) -> Iterator[pa.Table]:
+        """Yield blocks of the table with the columns of the predictions."""
+        for start in range(0, self.table.num_rows, BLOCK_ROWS):
+            block = self.table.slice(start, BLOCK_ROWS)
+            found = outputs[self.bounds[start] : self.bounds[start + block.num_rows]]
+            for name, column in self.columns(block, *self.split(found)).items():
+                block = block.append_column(name, column)
+            yield block
 
 
 def build_model(request: Request, *arguments: Any) -> Any:

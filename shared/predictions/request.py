@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
@@ -19,19 +19,25 @@ from shared.contrastive.models import MODULES_FILE, POOLINGS, shown, stored_sett
 from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
-from shared.predictions.output import FORMATS, parts_folder
 from shared.run.command import load_recipe
 from shared.run.export import WEIGHTS
 from shared.run.resume import data_of
 
-Kind = Literal["texts", "tags", "embeddings", "images", "table"]
 RECIPES = {  # of a folder that save_pretrained wrote, by the end of the name of the model's class
     "ForSequenceClassification": "nlp",
     "ForTokenClassification": "token_classification",
     "ForImageClassification": "image_classification",
     "ForMaskedLM": "mlm",
 }
-POSSIBLE_FORMATS: dict[Kind, tuple[str, ...]] = {"tags": (".jsonl", ".parquet"), "embeddings": (".parquet", ".jsonl")}
+FORMATS = (".csv", ".jsonl", ".parquet")
+# What a recipe reads, by the first of these settings that it has, and the possible formats of its predictions.
+KINDS = {
+    "image_column_name": ("images", FORMATS),
+    "prompts": ("embeddings", (".parquet", ".jsonl")),
+    "text_column_names": ("texts", FORMATS),
+    "text_column_name": ("tags", (".jsonl", ".parquet")),
+    "output_dir": ("table", FORMATS),
+}
 # Settings of a run that predictions keep, besides those that the recipe itself declares.
 OF_RUN = (
     *("image_column_name", "label_column_name", "deterministic", "metric_name", "positive_label"),
@@ -59,8 +65,6 @@ class ModelFlags:
     per_device_eval_batch_size: int | None = None
     """Maximum number of samples in a forward pass. None: twice that of the run's micro-batches."""
 
-    COMMAND: ClassVar = "shared.predict"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(ModelFlags):
@@ -78,8 +82,8 @@ class Request:
 
     recipe: ModuleType
     """Has `Config`, `build_model` and `predict_batch`."""
-    kind: Kind
-    """What the recipe reads."""
+    kind: str
+    """What the recipe reads, which decides how it is predicted."""
     config: Any
     """The settings of the recipe, with the flags of the command: those of the run, changed by the command line."""
     model: Path
@@ -90,8 +94,11 @@ class Request:
     """The file or folder to predict. None: the validation data of the run."""
     given: frozenset[str]
     """The names of the given flags."""
-    is_own_model: bool
-    """Whether only `build_model` of the recipe can build the model, which has no config of transformers."""
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether only `build_model` of the recipe can build the model, which has no config of transformers."""
+        return not (self.model / "config.json").is_file()
 
     @property
     def output(self) -> Path:
@@ -110,10 +117,7 @@ class Request:
         return (data_of(read_metrics(file)) or []) if file and file.is_file() else []
 
     def as_onnx(self, *fixed: str) -> "Request":
-        """This request as an ONNX file computes it: in float32, one text per row.
-
-        Args:
-            fixed: names of settings that the file has decided already.
+        """This request as an ONNX file, which has decided the settings `fixed`, computes it: in float32, not packed.
 
         Raises:
             UserError: a flag is given that would have no effect.
@@ -134,10 +138,7 @@ def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request
     if {"-h", "--help"} & {*argv}:
         next(command_line.layers(flags_class, ["--help"]))
     if places not in (1, 2):
-        raise UserError(
-            "expected a folder and at most one file, then the flags: "
-            f"python -m {flags_class.COMMAND} OUTPUT_DIR [FILE] [FLAGS]"
-        )
+        raise UserError("expected a folder and at most one file, then the flags: OUTPUT_DIR [FILE] [FLAGS]")
     folder, file, flags = Path(argv[0]), argv[1] if places == 2 else None, argv[places:]
     model = model_folder(folder)
     recipe = recipe_of(folder, model, flags)
@@ -155,12 +156,11 @@ def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request
     values = kept_settings(recipe.Config, stored, file is None or is_own, is_own)
     if file is not None and kind_of(Path(file)) not in (".csv", ".tsv"):
         values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
-    kind = kind_read_by(recipe.Config)
+    known = {field.name for field in dataclasses.fields(config_class)}
+    kind, possible = next(KINDS[name] for name in KINDS if name in known)
     values |= settings_of_model(kind, model, {**values, **given}) | given
     values["output_dir"] = str(model)
-    known = {field.name for field in dataclasses.fields(config_class)}
     if "predictions_file" in known:
-        possible = POSSIBLE_FORMATS.get(kind, FORMATS)
         output = Path(given.get("predictions_file") or default_output(folder, file, possible))
         if output.suffix not in possible:
             raise UserError(
@@ -172,7 +172,12 @@ def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request
         values["model_name_or_path"] = str(model)
     config = config_class(**{name: value for name, value in values.items() if name in known})
     options.check(config)
-    return Request(recipe, kind, config, model, folder if stored else None, file, frozenset(given), is_own)
+    return Request(recipe, kind, config, model, folder if stored else None, file, frozenset(given))
+
+
+def parts_folder(output: Path) -> Path:
+    """The folder of the parts that are computed so far, beside the file of predictions."""
+    return output.with_name(output.name + ".parts")
 
 
 def model_folder(folder: Path) -> Path:
@@ -198,11 +203,12 @@ def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
         UserError: it is unknown, does not exist, or does not predict.
     """
     runs = [folder, *([model.parent] if model.name == "model" else [])]
-    found = [options.recipe_of(run / "config.yaml") for run in runs if (run / "config.yaml").is_file()]
+    stored = [run / "config.yaml" for run in runs]
+    path = next((options.recipe_of(file) for file in stored if file.is_file()), None)
     for word, after in zip(flags, [*flags[1:], ""], strict=False):  # without flags, no pairs
         if word == "--recipe" or word.startswith("--recipe="):
-            found = [Path(after if word == "--recipe" else word.removeprefix("--recipe="))]
-    if not (path := found[0] if found else None):
+            path = Path(after if word == "--recipe" else word.removeprefix("--recipe="))
+    if not path:
         places = [options.PROJECT / folder / f"{recipe_for(model)}.py" for folder in ("recipes", ".")]  # "." in a copy
         path = next((place for place in places if place.is_file()), places[0])
     if not path.is_file():
@@ -221,33 +227,17 @@ def recipe_for(model: Path) -> str:
     """
     with about(str(model / "config.json")):
         name = str((json.loads((model / "config.json").read_text()).get("architectures") or ["no class"])[0])
-    if found := [recipe for end, recipe in RECIPES.items() if name.endswith(end)]:
-        return found[0]
-    if (model / MODULES_FILE).is_file():
-        return "embeddings"
+    ends = RECIPES | ({"": "embeddings"} if (model / MODULES_FILE).is_file() else {})
+    for end, recipe in ends.items():
+        if name.endswith(end):
+            return recipe
     raise UserError(f"{model} is a {name}, which no recipe of this project trains: name its recipe with --recipe")
 
 
-def kind_read_by(config_class: type) -> Kind:
-    """What a recipe reads, by the columns that its settings name."""
-    names = {field.name for field in dataclasses.fields(config_class)}
-    if "image_column_name" in names:
-        return "images"
-    if "prompts" in names:
-        return "embeddings"
-    if "text_column_names" in names:
-        return "texts"
-    return "tags" if "text_column_name" in names else "table"
-
-
 def kept_settings(config_class: type, stored: Mapping[str, Any], reads_data: bool, builds: bool) -> dict[str, Any]:
-    """The settings of a run that its predictions keep: those that the recipe declares, and those in `OF_RUN`.
+    """Those settings of a run that its predictions keep: those that the recipe declares, and those in `OF_RUN`.
 
-    Args:
-        config_class: of the recipe.
-        stored: all settings of the run.
-        reads_data: whether the predictions read the data of the run.
-        builds: whether they build the model as the run did.
+    Predictions may also read the data of the run, or build its model anew.
     """
     kept = {*OF_RUN, *(OF_DATA if reads_data else ())}
     if builds:
@@ -262,7 +252,7 @@ def kept_settings(config_class: type, stored: Mapping[str, Any], reads_data: boo
     return found
 
 
-def settings_of_model(kind: Kind, model: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_model(kind: str, model: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are not `known` from the run or a flag, by the files of the model; always its pooling.
 
     Raises:
@@ -306,11 +296,9 @@ def default_output(folder: Path, file: str | None, possible: tuple[str, ...]) ->
     Raises:
         UserError: FILE is a pattern, which gives no name.
     """
-    if file is None:
-        return folder / "predictions" / "validation.parquet"
-    if glob.has_magic(file) and not Path(file).exists():
+    if file and glob.has_magic(file) and not Path(file).exists():
         raise UserError(f"FILE {file} names several files: name the output with --predictions_file")
-    name = Path(file).resolve().name
+    name = Path(file or "validation.parquet").resolve().name
     kind = kind_of(Path(name))
     stem = name[: name.lower().rindex(kind)] if kind else name
     format_ = {".json": ".jsonl", ".tsv": ".csv"}.get(kind, kind)

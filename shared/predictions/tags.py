@@ -81,7 +81,6 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
         widths=(1, 1, 1),
         columns=lambda block, *outputs: columns_of(tags, block[columns[0]].combine_chunks(), outputs[0], outputs[2]),
         score=score if scored.any() else None,
-        labels="tags",
         bounds=bounds,
         outputs_of=lambda samples: numbers[data.words_of(samples)],
         notes={"model": f"{folder}: {tags}", "data": f"{counts}; {how}"},

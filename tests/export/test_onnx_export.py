@@ -1,10 +1,7 @@
 """`python -m shared.export`: the ONNX file computes what transformers computes, and appears checked or not at all."""
 
-import csv
-import json
 import shutil
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,17 +9,14 @@ import pytest
 import runs
 import torch
 from PIL import Image
-from predicting import predict_file, read_csv
+from predicting import predict_file, read_csv, write_bert, write_csv, write_jsonl
 from runs import refusal
 from torch.nn import functional as F
 
 from shared import export
-from shared.contrastive.models import SentenceTokenizer
-from shared.onnx_models.graph import Graph
-from shared.onnx_models.runtime import OnnxModel
 from shared.predictions import parts
+from shared.predictions.onnx import Graph, OnnxModel
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 OTHER_SHAPE = 5, 29  # rows and tokens, unlike those of the batch with which a model is exported
 
 
@@ -43,22 +37,11 @@ def export_model(*words):
     return export.export(export.parse_export([str(word) for word in words]))
 
 
-def write_bert(folder, alone, kind, **config):
-    """A tiny BERT with random weights and the tokenizer of the run; returns its folder and the model."""
-    import transformers
-
-    torch.manual_seed(0)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(alone / "model")
-    if kind == "BertForSequenceClassification":
-        tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    sizes = SIZES | {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": 0}
-    model = getattr(transformers, kind)(transformers.BertConfig(**sizes, **config)).eval()
-    model.save_pretrained(folder)
-    if kind == "BertModel":
-        settings = SimpleNamespace(pooling="mean", static=False, max_length=(48,), prompts=None)
-        tokenizer = SentenceTokenizer(tokenizer, settings, 32)
-    tokenizer.save_pretrained(folder)
-    return folder, model
+def by_both(tmp_path, *words):
+    """The scores of predictions by PyTorch and by onnxruntime, and their tables."""
+    files = {runtime: tmp_path / f"{runtime}.parquet" for runtime in ("None", "onnx")}
+    scores = [predict_file(*words, "--runtime", it, "--predictions_file", files[it]) for it in files]
+    return scores, [pq.read_table(file) for file in files.values()]
 
 
 def random_texts(vocabulary):
@@ -81,10 +64,8 @@ def computed(folder, batch):
 )
 def test_a_model_of_text_pairs_computes_the_same_in_another_shape(alone, rows, tmp_path, head, labels):
     folder, model = write_bert(tmp_path / "model", alone, "BertForSequenceClassification", **head)
-    file = tmp_path / "pairs.csv"
-    with file.open("w", newline="") as stream:
-        pairs = [(row["text"], row["text"][::-1], labels[i % 3]) for i, row in enumerate(rows)]
-        csv.writer(stream).writerows([("a", "b", "label"), *pairs])
+    pairs = [(row["text"], row["text"][::-1], labels[i % 3]) for i, row in enumerate(rows)]
+    file = write_csv(tmp_path / "pairs.csv", ("a", "b", "label"), pairs)
     flags = ["--text_column_names", "a", "b", "--label_column_name", "label", "--max_length", 32]
     figures = export_model(folder, file, *flags)
     loss = figures["eval_loss"]
@@ -98,31 +79,25 @@ def test_a_model_of_text_pairs_computes_the_same_in_another_shape(alone, rows, t
         computed, folder, random_texts(300)
     )
 
-    names = tmp_path / "torch.parquet", tmp_path / "onnx.parquet"
-    scores = [predict_file(folder, file, *flags, "--predictions_file", name, *more) for name, more in zip(
-        names, ([], ["--runtime", "onnx"]), strict=True)]  # fmt: skip
+    scores, found = by_both(tmp_path, folder, file, *flags)
     assert scores[1] == pytest.approx(scores[0], rel=1e-4)
-    last = [np.array(pq.read_table(name).column(-1).to_pylist()) for name in names]
+    last = [np.array(table.column(-1).to_pylist()) for table in found]
     np.testing.assert_allclose(*last, atol=1e-4)
 
 
 def test_tags_are_computed_the_same_in_another_shape(alone, rows, tmp_path):
     names = {"id2label": {0: "O", 1: "B-A", 2: "I-A"}, "label2id": {"O": 0, "B-A": 1, "I-A": 2}}
     folder, model = write_bert(tmp_path / "model", alone, "BertForTokenClassification", **names)
-    file = tmp_path / "words.jsonl"
     words = [row["text"].split() for row in rows]
-    file.write_text("".join(json.dumps({"tokens": each, "tags": ["O"] * len(each)}) + "\n" for each in words))
-    export_model(folder, file, "--max_length", 24, "--stride", 6)
+    file = write_jsonl(tmp_path / "words.jsonl", [{"tokens": each, "tags": ["O"] * len(each)} for each in words])
+    flags = ["--max_length", 24, "--stride", 6]
+    export_model(folder, file, *flags)
     batch = random_texts(model.config.vocab_size)
     real = batch["attention_mask"].bool()
     expected = model(**batch).logits[real]
     torch.testing.assert_close(computed(folder, batch)[real], expected, rtol=1e-4, atol=1e-4)
 
-    found = []
-    for runtime in ("None", "onnx"):
-        flags = ["--max_length", 24, "--stride", 6, "--runtime", runtime]
-        predict_file(folder, file, *flags, "--predictions_file", tmp_path / f"{runtime}.parquet")
-        found.append(pq.read_table(tmp_path / f"{runtime}.parquet"))
+    _, found = by_both(tmp_path, folder, file, *flags)
     assert found[1]["prediction"] == found[0]["prediction"]
     assert {tag for row in found[0]["prediction"].to_pylist() for tag in row} > {"O"}
     shares = [np.concatenate(table["probability"].to_pylist()) for table in found]
@@ -131,8 +106,7 @@ def test_tags_are_computed_the_same_in_another_shape(alone, rows, tmp_path):
 
 def test_embeddings_are_pooled_and_normalized_in_the_file(alone, rows, tmp_path):
     folder, model = write_bert(tmp_path / "model", alone, "BertModel")
-    file = tmp_path / "texts.jsonl"
-    file.write_text("".join(json.dumps({"anchor": row["text"]}) + "\n" for row in rows))
+    file = write_jsonl(tmp_path / "texts.jsonl", [{"anchor": row["text"]} for row in rows])
     figures = export_model(folder, file)
     assert not any(name.startswith("eval_") for name in figures)  # without positives there are no scores
     batch = random_texts(model.config.vocab_size)
@@ -140,9 +114,7 @@ def test_embeddings_are_pooled_and_normalized_in_the_file(alone, rows, tmp_path)
     expected = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1)
     torch.testing.assert_close(computed(folder, batch), expected, rtol=1e-4, atol=1e-5)
 
-    for runtime in ("None", "onnx"):
-        predict_file(folder, file, "--runtime", runtime, "--predictions_file", tmp_path / f"{runtime}.parquet")
-    vectors = [pq.read_table(tmp_path / f"{name}.parquet")["embedding_anchor"].to_pylist() for name in ("None", "onnx")]
+    vectors = [table["embedding_anchor"].to_pylist() for table in by_both(tmp_path, folder, file)[1]]
     np.testing.assert_allclose(*map(np.array, vectors), atol=1e-5)
     message = refusal(predict_file, folder, file, "--runtime", "onnx", "--pooling", "cls")
     assert message.startswith("--pooling has no effect on a model in the ONNX format")
@@ -167,13 +139,7 @@ def test_images_are_computed_the_same_in_another_number(tmp_path):
     expected = model(pixels).logits
     torch.testing.assert_close(computed(folder, {"pixel_values": pixels}), expected, rtol=1e-4, atol=1e-5)
 
-    for runtime in ("None", "onnx"):
-        flags = ["--runtime", runtime, "--predictions_file", tmp_path / f"{runtime}.jsonl"]
-        predict_file(folder, tmp_path / "images", *flags)
-    found = [
-        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("None", "onnx")
-    ]
+    found = [table.to_pylist() for table in by_both(tmp_path, folder, tmp_path / "images")[1]]
     assert len(found[0]) == 7
     for torchs, onnxs in zip(*found, strict=True):
         assert onnxs == pytest.approx(torchs, abs=1e-5)
@@ -199,7 +165,7 @@ def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_
 
     quantized = tmp_path / "int8.csv"
     predict_file(run, texts[3], "--runtime", "onnx", "--predictions_file", quantized)
-    labels = [[row["prediction"] for row in csv.DictReader(path.open(newline=""))] for path in (output, quantized)]
+    labels = [[row["prediction"] for row in read_csv(path)] for path in (output, quantized)]
     assert np.mean([a == b for a, b in zip(*labels, strict=True)]) >= 0.9
     flags = [run, texts[3], "--runtime", "onnx", "--predictions_file", tmp_path / "two.csv"]
     codes, printed = runs.run_forked(2, "shared/predict.py", flags, tmp_path)
@@ -247,7 +213,7 @@ def test_what_is_missing_is_named(alone, texts, tmp_path, monkeypatch):
         predict_file, run, texts[3], "--runtime", "onnx"
     )
     assert refusal(export_model, run, "--torch_compile").startswith("--torch_compile has no effect")
-    assert "python -m shared.export OUTPUT_DIR [FILE]" in refusal(export_model)
+    assert "at most one file, then the flags: OUTPUT_DIR [FILE]" in refusal(export_model)
     assert "unknown flag --predictions_file" in refusal(export_model, run, "--predictions_file", "out.csv")
     assert "give a FILE" in refusal(export_model, shutil.copytree(run / "model", tmp_path / "bare"))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

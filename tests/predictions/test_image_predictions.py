@@ -1,8 +1,6 @@
 """`python -m shared.predict` for images: folders, columns of paths and of bytes, equal to transformers' pipeline."""
 
-import csv
 import io
-import json
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +9,7 @@ import pytest
 import runs
 import torch
 from PIL import Image
-from predicting import predict_file, read_csv
+from predicting import predict_file, read_csv, read_jsonl, write_csv
 from runs import refusal
 from sklearn.datasets import load_digits
 
@@ -49,27 +47,9 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, tmp
     run, reported = trained
     assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-6)
     assert "eval_top_5_accuracy" in reported
-    found = [json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines()]
+    found = read_jsonl(tmp_path / "own.jsonl")
     hits = [row["prediction"] == row["label"] for row in found]
     assert sum(hits) / len(hits) == pytest.approx(reported["eval_accuracy"])
-
-
-def test_a_folder_of_classes_is_predicted_as_by_the_pipeline_and_scored(trained, digits, tmp_path):
-    from transformers import pipeline
-
-    run, _ = trained
-    output = tmp_path / "out.csv"
-    scores = predict_file(run, digits, "--predictions_file", output, "--per_device_eval_batch_size", 4)
-    found = read_csv(output)
-    files = sorted(digits.rglob("*.png"))
-    assert [row["file"] for row in found] == [path.relative_to(digits).as_posix() for path in files]
-    assert [row["label"] for row in found] == [path.parent.name for path in files]
-    classify = pipeline("image-classification", model=str(run / "model"), top_k=10)
-    for row, expected in zip(found, classify([str(path) for path in files]), strict=True):
-        assert row["prediction"] == expected[0]["label"]
-        for each in expected:
-            assert float(row[f"probability_{each['label']}"]) == pytest.approx(each["score"], abs=1e-5)
-    assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -95,24 +75,27 @@ def test_images_of_any_shape_are_predicted_as_by_the_pipeline(trained, tmp_path,
         return result
 
     classify.model.forward = in_autocast
-    found = [json.loads(line) for line in output.read_text().splitlines()]
+    found = read_jsonl(output)
     assert len(found) == len(files)
     for row, expected in zip(found, classify([str(file) for file in files]), strict=True):
+        assert precision == "bf16" or row["prediction"] == expected[0]["label"]
         for each in expected:
             within = 1e-5 if precision == "no" else 1e-3
             assert row[f"probability_{each['label']}"] == pytest.approx(each["score"], abs=within)
 
 
-def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(trained, digits, tmp_path):
+def test_a_folder_of_classes_and_columns_of_paths_and_of_bytes_have_the_same_predictions(trained, digits, tmp_path):
     run, _ = trained
     files = sorted(digits.rglob("*.png"))
     names = [path.relative_to(digits).as_posix() for path in files]
-    predict_file(run, digits, "--predictions_file", tmp_path / "folder.csv")
-    expected = [row["prediction"] for row in read_csv(tmp_path / "folder.csv")]
+    of_folder = predict_file(run, digits, "--predictions_file", tmp_path / "folder.csv")
+    found = read_csv(tmp_path / "folder.csv")
+    assert [row["file"] for row in found] == names
+    assert [row["label"] for row in found] == [path.parent.name for path in files]
+    assert of_folder["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
+    expected = [row["prediction"] for row in found]
 
-    listed = digits / "listed.csv"
-    with listed.open("w", newline="") as file:
-        csv.writer(file).writerows([("id", "path"), *enumerate(names)])
+    listed = write_csv(digits / "listed.csv", ("id", "path"), enumerate(names))
     flags = ["--image_column_name", "path", "--predictions_file"]
     predict_file(run, listed, *flags, tmp_path / "listed.csv")
     found = read_csv(tmp_path / "listed.csv")
@@ -126,7 +109,7 @@ def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(traine
     found = read_csv(tmp_path / "bytes.csv")
     assert [(row["id"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
     assert "image" not in found[0]
-    assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
+    assert scores == pytest.approx(of_folder, rel=1e-5)
 
 
 def test_a_folder_without_classes_has_no_scores(trained, digits, tmp_path):
@@ -203,7 +186,7 @@ def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path):
     reported = runs.train(runs.load(tmp_path / "prices.py"), run, *flags)
     assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-5)
     scores = predict_file(run, tmp_path / "prices.parquet", "--predictions_file", tmp_path / "all.jsonl")
-    found = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    found = read_jsonl(tmp_path / "all.jsonl")
     assert [row["id"] for row in found] == [*range(60)]
     errors = [(row["prediction"] - row["price"]) ** 2 for row in found]
     assert scores["eval_loss"] == pytest.approx(sum(errors) / 60, rel=1e-5)

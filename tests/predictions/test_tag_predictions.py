@@ -1,15 +1,12 @@
 """`python -m shared.predict` for tags of words: equal to transformers and to the run, for words, texts and CoNLL."""
 
-import json
 import re
-import shutil
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from predicting import predict_file, read_csv
+from predicting import predict_file, read_csv, read_jsonl, without_packing, write_jsonl
 from runs import refusal
 
 from shared.encoders import packing
@@ -54,12 +51,7 @@ def trained(texts, rows, tmp_path_factory):
 
 
 def write(file, rows, *columns):
-    file.write_text("".join(json.dumps({name: row[name] for name in columns if name in row}) + "\n" for row in rows))
-    return file
-
-
-def read(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return write_jsonl(file, [{name: row[name] for name in columns if name in row} for row in rows])
 
 
 def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, rows, tmp_path):
@@ -91,11 +83,7 @@ def test_attention_is_chosen_for_the_precision_of_the_launcher(trained, tmp_path
 
 def test_without_packing_the_scores_are_the_same(trained, tmp_path):
     run, reported = trained
-    shutil.copytree(run / "model", tmp_path / "run/model")
-    config = (run / "config.yaml").read_text()
-    assert "\npacking: true\n" in config
-    (tmp_path / "run/config.yaml").write_text(config.replace("\npacking: true\n", "\npacking: false\n"))
-    assert predict_file(tmp_path / "run") == pytest.approx(reported, rel=1e-4)
+    assert without_packing(run, tmp_path / "run") == pytest.approx(reported, rel=1e-4)
 
 
 def test_the_tags_are_those_of_transformers_in_the_order_of_the_input(trained, rows, tmp_path, capsys):
@@ -109,7 +97,7 @@ def test_the_tags_are_those_of_transformers_in_the_order_of_the_input(trained, r
     scores = predict_file(trained[0], file, "--predictions_file", output, "--max_tokens_per_micro_batch", 48)
     assert f"1 of {len(rows)} rows have no tags" in capsys.readouterr().err
 
-    found = read(output)
+    found = read_jsonl(output)
     assert [row["tokens"] for row in found] == [row["tokens"] for row in given]
     assert (found[4]["prediction"], found[4]["probability"]) == ([], [])
     assert (found[1]["prediction"][0], found[1]["probability"][0]) == ("O", None)
@@ -138,7 +126,7 @@ def test_a_text_has_the_tags_of_its_words_and_entities_in_the_form_of_its_spans(
     flags = ["--text_column_name", "text", "--label_column_name", "spans", "--predictions_file", tmp_path / "b.jsonl"]
     expected = predict_file(trained[0], of_words, "--predictions_file", tmp_path / "a.jsonl")
     assert predict_file(trained[0], of_texts, *flags) == pytest.approx(expected)
-    words, found = read(tmp_path / "a.jsonl"), read(tmp_path / "b.jsonl")
+    words, found = read_jsonl(tmp_path / "a.jsonl"), read_jsonl(tmp_path / "b.jsonl")
     assert [found[-1][name] for name in ("words", "prediction", "probability", "entities")] == [[], [], [], []]
     entities = 0
     for row, text in zip(words, found[:-1], strict=True):
@@ -179,7 +167,7 @@ def test_conll_files_with_and_without_tags(trained, rows, tmp_path):
     expected = predict_file(trained[0], tmp_path / "same.jsonl")
     assert predict_file(trained[0], tmp_path / "tags.conll") == expected
     assert predict_file(trained[0], tmp_path / "words.txt") == {}
-    files = [read(trained[0] / f"predictions/{name}.jsonl") for name in ("same", "tags", "words")]
+    files = [read_jsonl(trained[0] / f"predictions/{name}.jsonl") for name in ("same", "tags", "words")]
     assert files[1] == files[0]
     assert [{**row, "tags": None} for row in files[2]] == [{**row, "tags": None} for row in files[0]]
 
@@ -195,7 +183,6 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
         ("empty", {"tokens": [], "tags": []}),
     ):
         write(tmp_path / f"{name}.jsonl", [rows[0], row] if name != "empty" else [row, row], "tokens", "tags")
-    pq.write_table(pa.table({"tokens": [["a"]], "prediction": ["x"]}), tmp_path / "collides.parquet")
     (tmp_path / "table.csv").write_text("tokens,tags\na,O\n")
     for name, flags, expected in (
         ("texts", [], "has no such column (columns: text)"),
@@ -203,12 +190,10 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
         ("gap", [], "--skip_incomplete_rows"),
         ("unequal", [], "2 words in tokens and 1 tags in tags"),
         ("empty", [], "has no words in tokens"),
-        ("words", ["--predictions_file", "x.csv"], "must end in .jsonl, .parquet, the possible formats of"),
         ("words", ["--label_column_name", "a"], "--label_column_name a: FILE"),
     ):
         assert expected in refusal(predict_file, run, tmp_path / f"{name}.jsonl", *flags), (name, flags)
-    assert "has a column prediction" in refusal(predict_file, run, tmp_path / "collides.parquet")
     assert "unknown kind of file" in refusal(predict_file, run, tmp_path / "table.csv")
     flags = ["--no_scores", "--predictions_file", tmp_path / "out.jsonl"]
     assert predict_file(run, tmp_path / "unknown.jsonl", *flags) == {}
-    assert len(read(tmp_path / "out.jsonl")) == 2
+    assert len(read_jsonl(tmp_path / "out.jsonl")) == 2

@@ -1,6 +1,5 @@
 """`python -m shared.predict` for texts: equal to transformers' pipeline and to the run, resumable, in any format."""
 
-import csv
 import gzip
 import json
 import shutil
@@ -10,15 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import runs
-import torch
 from one_text_at_a_time import logits_of
-from predicting import predict_file, read_csv
+from predicting import predict_file, read_csv, read_jsonl, write_bert, write_csv, write_jsonl
 from runs import refusal
 from sklearn.metrics import f1_score
 
 from shared import predict
 from shared.predictions import parts
-from shared.processes import folder_lock
 
 MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
 
@@ -29,44 +26,16 @@ def rows(texts):
     return read_csv(texts[3])
 
 
-def write_model(folder, alone, **config):
-    """A tiny BERT with random weights and the tokenizer of the run."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(alone / "model")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = BertForSequenceClassification(
-        BertConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.5, pad_token_id=0, **config)
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(alone, tmp_path):
-    scores = predict_file(alone, "--predictions_file", tmp_path / "own.parquet")
-    (line,) = [line for line in runs.metrics(alone) if "eval_loss" in line]
-    expected = {name: value for name, value in line.items() if name.startswith("eval_")}
-    assert scores == pytest.approx(expected, rel=1e-6)
-    assert json.loads((tmp_path / "own.parquet.json").read_text())["scores"] == scores
-    assert pq.read_table(tmp_path / "own.parquet").num_rows == 37
-
-
 def test_the_predictions_are_those_of_the_pipeline_in_the_order_of_the_input(alone, rows, tmp_path):
     from transformers import pipeline
 
-    for number, row in enumerate(rows):
-        row["id"] = f"0{number}"  # a column that the model does not use keeps its spelling
-    file, output = tmp_path / "new.csv", tmp_path / "out.csv"
-    with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, ["id", "text"], extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    # A column that the model does not use keeps its spelling.
+    given = [(f"0{number}", row["text"]) for number, row in enumerate(rows)]
+    file, output = write_csv(tmp_path / "new.csv", ("id", "text"), given), tmp_path / "out.csv"
     assert predict_file(alone, file, "--predictions_file", output, *MANY_PARTS) == {}  # no labels, so no scores
 
     found = read_csv(output)
-    assert [(row["id"], row["text"]) for row in found] == [(row["id"], row["text"]) for row in rows]
+    assert [(row["id"], row["text"]) for row in found] == given
     classify = pipeline("text-classification", model=str(alone / "model"), top_k=None)
     for row, expected in zip(
         found, classify([row["text"] for row in rows], truncation=True, max_length=48), strict=True
@@ -79,7 +48,7 @@ def test_the_predictions_are_those_of_the_pipeline_in_the_order_of_the_input(alo
 def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same(alone, texts, tmp_path, monkeypatch):
     flags = [*MANY_PARTS, "--predictions_file"]
     whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
-    predict_file(alone, texts[3], *flags, whole)
+    scores = predict_file(alone, texts[3], *flags, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["whole.csv", "whole.csv.json"]
 
     write = parts.Parts.write
@@ -93,10 +62,10 @@ def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same
     with pytest.raises(KeyboardInterrupt):
         predict_file(alone, texts[3], *flags, resumed)
     monkeypatch.undo()
-    left = sorted(path.name for path in (tmp_path / "resumed.csv.parts").glob("part_*"))
-    assert left == [f"part_{part:04d}.npy" for part in range(5)]
+    left = sorted((tmp_path / "resumed.csv.parts").glob("part_*"))
+    assert [path.name[:9] for path in left] == [f"part_{part:04d}" for part in range(5)]
     assert not resumed.exists()
-    runs.truncate(tmp_path / "resumed.csv.parts" / left[0])  # a damaged part is computed again
+    runs.truncate(left[0])  # a damaged part is computed again
 
     codes, output = runs.run_forked(2, "shared/predict.py", [alone, texts[3], *flags, resumed], tmp_path)
     assert codes == [0, 0], output
@@ -104,6 +73,8 @@ def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same
     assert resumed.read_bytes() == whole.read_bytes()
     records = [json.loads((tmp_path / f"{name}.csv.json").read_text()) for name in ("whole", "resumed")]
     assert records[0] == records[1]
+    assert records[0]["scores"] == scores
+    assert records[0]["rows"] == 37
     assert not (tmp_path / "resumed.csv.parts").exists()
 
 
@@ -114,25 +85,25 @@ def test_a_finished_prediction_is_not_computed_again(alone, texts, tmp_path, mon
     assert predict_file(alone, texts[3], "--predictions_file", output) == scores
     assert "holds these predictions already" in capsys.readouterr().out
     assert "has changed" in refusal(predict_file, alone, texts[1], "--predictions_file", output)
-    assert "--max_length was 48, is 20" in refusal(
-        predict_file, alone, texts[3], "--predictions_file", output, "--max_length", 20
-    )
+    flags = ["--predictions_file", output, "--max_length", 20]
+    assert "--max_length was 48, is 20" in refusal(predict_file, alone, texts[3], *flags)
     output.write_text("mine")
     assert "the file has changed" in refusal(predict_file, alone, texts[3], "--predictions_file", output)
     assert output.read_text() == "mine"
 
 
-def test_a_prediction_whose_input_has_changed_is_not_resumed(alone, rows, tmp_path, monkeypatch):
+def test_after_a_change_of_the_input_no_part_is_read_again(alone, rows, tmp_path, monkeypatch, capsys):
     file, output = tmp_path / "new.jsonl", tmp_path / "out.jsonl"
-    file.write_text("".join(json.dumps(row | {"id": 1}) + "\n" for row in rows))
+    write_jsonl(file, [row | {"id": 1} for row in rows])
     monkeypatch.setattr(parts, "finish", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         predict_file(alone, file, "--predictions_file", output, *MANY_PARTS)
     monkeypatch.undo()
-    folder_lock.release_all()
-    file.write_text("".join(json.dumps(row | {"id": 2}) + "\n" for row in rows))  # the same texts
-    message = refusal(predict_file, alone, file, "--predictions_file", output, *MANY_PARTS)
-    assert message.startswith(f"{output}.parts holds parts of other predictions (the input has changed)")
+    write_jsonl(file, [row | {"id": 2} for row in rows])  # the same texts
+    predict_file(alone, file, "--predictions_file", output, *MANY_PARTS)
+    assert "computed already" not in capsys.readouterr().out
+    assert [row["id"] for row in read_jsonl(output)] == [2] * len(rows)
+    assert not (tmp_path / "out.jsonl.parts").exists()
 
 
 def test_rows_without_a_label_are_predicted_and_not_scored(alone, rows, tmp_path, capsys):
@@ -141,7 +112,7 @@ def test_rows_without_a_label_are_predicted_and_not_scored(alone, rows, tmp_path
     file.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in labeled).encode()))
     scores = predict_file(alone, file, "--predictions_file", tmp_path / "out.jsonl")
     assert "24 of 37 rows have no label" in capsys.readouterr().err
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    found = read_jsonl(tmp_path / "out.jsonl")
     hits = [row["prediction"] == row["label"] for row in found if row["label"] is not None]
     assert len(hits) == 13
     assert scores["eval_accuracy"] == pytest.approx(np.mean(hits))
@@ -149,9 +120,8 @@ def test_rows_without_a_label_are_predicted_and_not_scored(alone, rows, tmp_path
 
 def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_path):
     names = ["the", "of", "test"]
-    folder = write_model(
-        tmp_path / "model", alone, problem_type="multi_label_classification", id2label=dict(enumerate(names))
-    )
+    config = {"problem_type": "multi_label_classification", "id2label": dict(enumerate(names))}
+    folder, _ = write_bert(tmp_path / "model", alone, "BertForSequenceClassification", **config)
     labels = [[name for name in names if name in row["text"].lower()] for row in rows]
     pq.write_table(pa.table({"body": [row["text"] for row in rows], "tags": labels}), tmp_path / "new.parquet")
     flags = ["--text_column_names", "body", "--label_column_name", "tags", "--max_length", 48]
@@ -167,9 +137,8 @@ def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_pa
     assert shares == pytest.approx(1 / (1 + np.exp(-logits)), abs=1e-6)
     assert scores["eval_micro_f1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))
 
-    with (tmp_path / "new.csv").open("w", newline="") as stream:
-        joined = [(row["text"], "|".join(tags)) for row, tags in zip(rows, labels, strict=True)]
-        csv.writer(stream).writerows([("body", "tags"), *joined])
+    joined = [(row["text"], "|".join(tags)) for row, tags in zip(rows, labels, strict=True)]
+    write_csv(tmp_path / "new.csv", ("body", "tags"), joined)
     assert predict_file(folder, tmp_path / "new.csv", *flags, "--label_delimiter", "|") == pytest.approx(scores)
     assert [row["prediction"] for row in read_csv(folder / "predictions/new.csv")] == [
         "|".join(row["prediction"]) for row in found
@@ -178,14 +147,13 @@ def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_pa
 
 def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alone, rows, texts, tmp_path):
     pairs = [{"first": row["text"][:40], "second": row["text"][20:], "label": 500.0 + len(row["text"])} for row in rows]
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    file = write_jsonl(tmp_path / "pairs.jsonl", pairs)
     output = tmp_path / "run"
     flags = [*runs.TINY, "--max_train_steps", 2, "--eval_steps", 2, "--train_file", file, "--validation_file", file]
     reported = runs.train("nlp", output, *flags, "--text_column_names", "first", "second")
     scores = predict_file(output, file)
     assert scores == pytest.approx(reported, rel=1e-4)
-    found = [json.loads(line) for line in (output / "predictions/pairs.jsonl").read_text().splitlines()]
+    found = read_jsonl(output / "predictions/pairs.jsonl")
     assert [set(row) for row in found] == [{"first", "second", "label", "prediction"}] * len(rows)
     logits = logits_of(output / "model", *([row[name] for row in pairs] for name in ("first", "second")))
     assert [row["prediction"] for row in found] == pytest.approx(logits[:, 0].tolist(), rel=1e-5)
@@ -193,10 +161,8 @@ def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alo
 
 
 def test_a_model_without_names_of_labels_is_scored_by_their_numbers(alone, rows, tmp_path, capsys):
-    folder = write_model(tmp_path / "model", alone, num_labels=3)
-    file = tmp_path / "new.csv"
-    with file.open("w", newline="") as stream:
-        csv.writer(stream).writerows([["text", "label"], *([row["text"], i % 3] for i, row in enumerate(rows))])
+    folder, _ = write_bert(tmp_path / "model", alone, "BertForSequenceClassification", num_labels=3)
+    file = write_csv(tmp_path / "new.csv", ("text", "label"), [(row["text"], i % 3) for i, row in enumerate(rows)])
     scores = predict_file(folder, file, "--max_length", 48)
     expected = logits_of(folder, [row["text"] for row in rows]).numpy().argmax(1)
     assert scores["eval_accuracy"] == pytest.approx(np.mean(expected == np.arange(len(rows)) % 3))
@@ -235,17 +201,13 @@ def inputs(alone, texts, tmp_path_factory):
         (["own", "labels.csv"], "model has no config.json and no model.safetensors"),
         (["mlm", "labels.csv"], "mlm.py has no function predict_batch"),
         (["bare", "labels.csv"], "is a BertModel, which no recipe of this project trains"),
-        (["RUN", "missing_file.csv"], "missing_file.csv: no such file"),
         (["RUN", "empty.csv"], "empty.csv: Empty CSV file"),
         (["RUN", "other.csv"], "--text_column_names text: FILE"),
         (["RUN", "labels.csv", "--label_column_name", "stars"], "--label_column_name stars: FILE"),
         (["RUN", "collides.csv"], "has a column prediction, as the predictions have"),
         (["RUN", "labels.csv"], "unheard; known: asyncio"),
         (["RUN", "lists.jsonl", "--predictions_file", "new.csv"], "csv cannot hold the column more"),
-        (
-            ["RUN", "labels.csv", "--no_scores", "--predictions_file", "taken.csv"],
-            "taken.csv exists with other content",
-        ),
+        (["RUN", "labels.csv", "--no_scores", "--predictions_file", "taken.csv"], "exists with other content"),
         (["RUN", "labels.csv", "--predictions_file", "new.txt"], "must end in .csv, .jsonl, .parquet"),
         (["RUN", "labels.csv", "--image_column_name", "x"], "unknown flag --image_column_name"),
         (["RUN", "labels.csv", "--max_length", "0"], "--max_length 0: must be at least 1"),

@@ -1,10 +1,15 @@
-"""A model of transformers as an ONNX graph, of any number of rows and, for texts, of any length."""
+"""A model of transformers as an ONNX file, and its computation by onnxruntime on the CPU.
 
+The file computes any number of rows and, for texts, any length. `OnnxModel` is called like the PyTorch model.
+"""
+
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,8 +18,11 @@ from torch.nn import functional as F
 
 from shared.contrastive.models import Pooling, embeddings
 from shared.errors import UserError, about, first_line
-from shared.onnx_models.runtime import require
 
+FOLDER, FILE = "onnx", "model.onnx"  # in the folder of a model, where transformers.js looks, too
+# On CPUs a sum and a layer normalization take less time than the operator of both: BERT-base in int8 is 10 % faster.
+SLOW = ["SkipLayerNormFusion"]
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 BATCH, LENGTH = "batch", "length"  # the names of the dynamic dimensions
 OPSET = 23  # the first with an operator of attention; earlier ones take six operators, and more time
 # Tables of embeddings and matrices. onnxruntime is slower with convolutions of 8 bits than in float32, and has no
@@ -22,13 +30,62 @@ OPSET = 23  # the first with an operator of attention; earlier ones take six ope
 OPERATORS_OF_INT8 = ["Gather", "Gemm", "MatMul"]
 
 
-class Graph(nn.Module):
-    """The function of tensors that an ONNX file computes: the logits of a model, or normalized embeddings.
+def require(package: str) -> ModuleType:
+    """Import one of the packages for the export in pyproject.toml.
 
-    Args:
-        model: of transformers, as `from_pretrained` returns it.
-        names: the names of the tensors, as the model's forward pass has them.
-        pooling: computes the embeddings of a model without a head; None for a model with logits.
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UserError(
+            f"{package} is not installed: pip install {' '.join(PACKAGES)}, in the versions of pyproject.toml"
+        ) from None
+
+
+class OnnxModel(nn.Module):
+    """Computes the model in an ONNX file, with as many threads as torch.
+
+    Raises:
+        UserError: the file does not exist or cannot be loaded, or onnxruntime is not installed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file, onnxruntime = file, require("onnxruntime")
+        if not file.is_file():
+            raise UserError(f"{file} does not exist: python -m shared.export writes it")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        with about(str(file)):
+            self.session = onnxruntime.InferenceSession(
+                file, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOW
+            )
+        self.inputs = [each.name for each in self.session.get_inputs()]
+
+    def forward(self, masked: Tensor | None = None, **batch: Tensor) -> Any:
+        """An object with the `logits` of a batch of inputs by name, [rows, ...], on the same device.
+
+        With `masked`, indices [n] of tokens in the flattened rows, they are those of these tokens, [n, tags].
+
+        Raises:
+            UserError: the file was exported for other inputs, or onnxruntime cannot compute the batch.
+        """
+        if batch.keys() != {*self.inputs}:
+            raise UserError(
+                f"{self.file} was exported for the inputs {', '.join(self.inputs)}, and this batch has "
+                f"{', '.join(batch)}: export the model again, with such data as FILE"
+            )
+        with about(str(self.file)):
+            (found,) = self.session.run(None, {name: tensor.cpu().numpy() for name, tensor in batch.items()})
+        logits = torch.from_numpy(found).to(next(iter(batch.values())).device)
+        return SimpleNamespace(logits=logits if masked is None else logits.flatten(0, 1).index_select(0, masked))
+
+
+class Graph(nn.Module):
+    """The function of tensors that an ONNX file computes: the logits of a model of transformers, or with a pooling,
+    normalized embeddings. `names` are those of the tensors in the model's forward pass.
     """
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], pooling: Pooling | None) -> None:
@@ -45,12 +102,9 @@ class Graph(nn.Module):
 
 
 def to_onnx(model: nn.Module, inputs: dict[str, Tensor], pooling: Pooling | None) -> Any:
-    """The `torch.onnx.ONNXProgram` of a model.
+    """The `torch.onnx.ONNXProgram` of a `Graph`, for inputs by name such as those of a batch.
 
-    Args:
-        model: see `Graph`.
-        inputs: a batch by name: whole numbers [rows, length], or images [rows, channels, height, width].
-        pooling: see `Graph`.
+    They are whole numbers [rows, length], or images [rows, channels, height, width].
 
     Raises:
         UserError: torch's exporter cannot express the model.

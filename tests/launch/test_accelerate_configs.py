@@ -122,6 +122,16 @@ def test_the_readme_lists_exactly_the_keys_without_effect(tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.parametrize(("kind", "processes", "asked"), [("MULTI_CPU", 2, True), ("NO", 2, True), ("NO", 1, False)])
+def test_accelerate_launch_shows_what_it_was_asked_for(kind: str, processes: int, asked: bool, tmp_path: Path) -> None:
+    """What `launch_card.alone` reads: accelerate starts one process in these cases."""
+    given = {"distributed_type": kind, "num_processes": processes, "use_cpu": True, "mixed_precision": "no"}
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
+    environment = what_starts(tmp_path / "given.yaml")["environment"]
+    assert ("MASTER_ADDR" in environment) == asked
+    assert "WORLD_SIZE" not in environment
+
+
 # The keys and variables that a recipe refuses
 
 

@@ -6,16 +6,15 @@ import re
 import pytest
 import runs
 
-ECHO = '#!/bin/bash\necho "$@"\n'
+ECHO = 'echo "$@"'
 
 
-@pytest.fixture
-def path(tmp_path):
-    """A PATH with fake commands of SLURM: srun prints its arguments, and scontrol prints a host name."""
-    for name, script in {"srun": ECHO, "scontrol": "#!/bin/bash\necho node-0\n"}.items():
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-    return f"{tmp_path}:{os.environ['PATH']}"
+def path(folder, **commands):
+    """A PATH with fake commands, by their scripts. Those of SLURM print their arguments, or a host name."""
+    for name, script in ({"srun": ECHO, "scontrol": "echo node-0"} | commands).items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize(
@@ -26,14 +25,14 @@ def path(tmp_path):
         ("2", ["-m", "shared.preflight"], []),  # the preflight does not know flags of a recipe
     ],
 )
-def test_a_known_number_of_processes_is_passed_to_the_recipe(processes, words, expected, path, tmp_path):
+def test_a_known_number_of_processes_is_passed_to_the_recipe(processes, words, expected, tmp_path):
     (tmp_path / "hosts.txt").write_text("a\nb\nc\n")
     ssh = ["bash", runs.ROOT / "clusters/ssh.sh", tmp_path / "hosts.txt", "--", *words]
     said = runs.succeed(ssh, PROCESSES=processes, SSH="echo")
     assert said.count("torchrun") == 3
     slurm = {"SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "node-[0-2]", "SLURM_JOB_ID": "7", "SLURM_NNODES": "3"}
     sbatch = ["bash", runs.ROOT / "clusters/slurm/train.sbatch", *words]
-    job = runs.succeed(sbatch, folder=tmp_path, PATH=path, PROCESSES=processes, **slurm)
+    job = runs.succeed(sbatch, folder=tmp_path, PATH=path(tmp_path), PROCESSES=processes, **slurm)
     for one in (*said.splitlines(), job):
         assert re.findall(r"--expect_processes\W+(\d+)", one) == (expected if "torchrun" in one else [])
     assert words[-1] in job
@@ -46,27 +45,23 @@ def test_a_line_of_the_hostfile_with_more_than_a_name_is_refused(tmp_path):
     assert ended.stderr.startswith(f"error: {tmp_path}/hosts.txt: 'node1 slots=8': write only the name of the machine")
 
 
-def test_ssh_notices_a_lost_connection(path, tmp_path):
+def test_ssh_notices_a_lost_connection(tmp_path):
     (tmp_path / "hosts.txt").write_text(" a\t\n")
-    (tmp_path / "ssh").write_text(ECHO)
-    (tmp_path / "ssh").chmod(0o755)
-    said = runs.succeed(["bash", runs.ROOT / "clusters/ssh.sh", tmp_path / "hosts.txt", "--", "x.py"], PATH=path)
+    fake = path(tmp_path, ssh=ECHO)
+    said = runs.succeed(["bash", runs.ROOT / "clusters/ssh.sh", tmp_path / "hosts.txt", "--", "x.py"], PATH=fake)
     assert said.startswith("-o ServerAliveInterval=30 a bash -c ")
 
 
 @pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("CANCELLED", False)])
-def test_a_preempted_job_requeues_itself_unless_it_was_cancelled(state, requeued, path, tmp_path):
+def test_a_preempted_job_requeues_itself_unless_it_was_cancelled(state, requeued, tmp_path):
     fakes = {
         "srun": "mkdir -p out/job; touch out/job/PREEMPTED; exit 1",
         "scontrol": f'[ "$1" != show ] || echo "   JobState={state} Reason=None"; [ "$1" != requeue ] || echo again $2',
         "sleep": "",
     }
-    for name, script in fakes.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
-        (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_ID": "7", "SLURM_NNODES": "1"}
     sbatch = ["bash", runs.ROOT / "clusters/slurm/train.sbatch", "recipes/nlp.py"]
-    ended = runs.run(sbatch, folder=tmp_path, PATH=path, **slurm)
+    ended = runs.run(sbatch, folder=tmp_path, PATH=path(tmp_path, **fakes), **slurm)
     assert ended.returncode == 1
     assert ("again 7" in ended.stdout) == requeued
     assert ("was cancelled" in ended.stdout) != requeued

@@ -1,6 +1,5 @@
 """All ways to start a recipe give the same run, and every run ends cleanly."""
 
-import hashlib
 import os
 import re
 import signal
@@ -103,10 +102,6 @@ def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process_behind(texts, tmp_path)
         runs.end(launcher)
 
 
-def digests(folder):
-    return {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*") if path.is_file()}
-
-
 REFUSALS = {
     "before the group exists": (["--nonsense", "3"], "unknown flag --nonsense"),
     "on every process": (["--train_file", "nowhere.csv"], "nowhere.csv"),
@@ -121,7 +116,7 @@ def test_a_refusal_is_printed_once_ends_every_process_with_2_and_changes_no_file
     found, launcher, texts, alone, tmp_path
 ):
     output = alone if found == "on the main process" else tmp_path / "run"
-    before = digests(alone)
+    before = runs.files(alone)
     flags, message = REFUSALS[found]
     flags = [*runs.TINY, *texts, *flags, "--output_dir", output]
     if launcher == "torchrun":
@@ -136,4 +131,4 @@ def test_a_refusal_is_printed_once_ends_every_process_with_2_and_changes_no_file
     assert printed.count("error: ") == 1
     # No traceback from our files; torchrun has its own, and .venv may lie in this folder.
     assert not any(f'File "{runs.ROOT / folder}' in printed for folder in ("shared", "recipes"))
-    assert digests(alone) == before
+    assert runs.files(alone) == before

@@ -134,16 +134,9 @@ def in_a_launch(accelerator, folder):
             changed.setattr(ending, "identity", lambda me=me: me)
             if name == "precision":
                 changed.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if rank else "no")
-            errors[name] = compared(ExtraOptions(**settings[rank]))
+            given = of_torch.default_store(), Place.of_environment(), ExtraOptions(**settings[rank]), "cpu", 30
+            errors[name] = runs.problem_of(agreement.compare, *given)
     return errors
-
-
-def compared(config):
-    try:
-        agreement.compare(of_torch.default_store(), agreement.Place.of_environment(), config, "cpu", 30)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def test_processes_of_one_launch_that_differ_are_refused_before_they_train(tmp_path):
@@ -190,6 +183,11 @@ def shells(command, changes):
         for shell in started:
             runs.end(shell)
     return said, [shell.returncode for shell in started]
+
+
+def in_two_folders(command, folder):
+    """Start a process in here/ and one in there/ of `folder`; return (outputs, codes)."""
+    return shells(command, [{"folder": folder / name, "PYTHONPATH": str(runs.ROOT)} for name in ("here", "there")])
 
 
 @pytest.mark.clusters
@@ -245,8 +243,7 @@ def test_machines_with_other_data_are_refused(tmp_path):
         (tmp_path / folder / "train.csv").write_text("text,label\n" + "one,{}\ntwo,{}\n".format(*labels) * 20)
     flags = [*runs.TINY, "--train_file", "train.csv", "--output_dir", tmp_path / "run"]
     command = [sys.executable, "-m", "shared.preflight", runs.ROOT / "recipes/nlp.py", *flags]
-    folders = [{"folder": tmp_path / name, "PYTHONPATH": str(runs.ROOT)} for name in ("here", "there")]
-    said, codes = shells(command, folders)
+    said, codes = in_two_folders(command, tmp_path)
     assert codes == [2, 2], said
     host = socket.gethostname()
     assert f"error: rank 1 on {host} has other data than rank 0 on {host}: copy the files" in said[0]
@@ -258,10 +255,7 @@ def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_
     (tmp_path / "there").mkdir()
     shutil.copy(texts[1], tmp_path / "here/train.csv")
     flags = [*runs.TINY, "--train_file", "train.csv", "--save_on_each_node", "--output_dir", "run"]
-    command = [sys.executable, runs.ROOT / "recipes/nlp.py", *flags]
-    said, codes = shells(
-        command, [{"folder": tmp_path / name, "PYTHONPATH": str(runs.ROOT)} for name in ("here", "there")]
-    )
+    said, codes = in_two_folders([sys.executable, runs.ROOT / "recipes/nlp.py", *flags], tmp_path)
     assert codes == [2, 2], said
     reason = "--train_file train.csv: no such file"
     assert said[1].startswith(f"error: {reason}")

@@ -43,10 +43,16 @@ print(fresh, min(step() for _ in range(30)))  # in the first ones, the kept memo
 # Guards
 
 
-def gpus(monkeypatch, count):
-    """Make torch find this number of GPUs."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+def gpus(monkeypatch, *capabilities):
+    """Make torch find one NVIDIA GPU of each of these compute capabilities."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: bool(capabilities))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(capabilities))
+    if not capabilities:
+        return
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU number {index}")
 
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
@@ -69,14 +75,19 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (1, FSDP, {"optim": "sgd"}, "--optim sgd does not work under FSDP.*--optim adamw, or DDP"),
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (1, {"LOCAL_RANK": "1"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
+        (1, {"LOCAL_WORLD_SIZE": "2", starting.SHARE_GPU: "please"}, {}, "is 'please': expected one of"),
         (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
         (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as set by mpirun or srun.*torchrun"),
         (1, {"SLURM_STEP_NUM_TASKS": "2"}, {}, "SLURM_STEP_NUM_TASKS is 2"),
         (0, {"WORLD_SIZE": "2"}, {}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        # Settings are also checked without a command line, as a notebook could set them.
+        (0, {}, {"output_dir": ""}, "--output_dir '' would be the working directory"),
+        (0, {}, {"expect_processes": 2}, "--expect_processes 2, but 1 started.*torchrun --nproc-per-node"),
+        (0, {}, {"global_batch_size": 0}, "--global_batch_size 0: must be at least 1"),
     ],
 )
 def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, available, environment, flags, message):
-    gpus(monkeypatch, available)
+    gpus(monkeypatch, *[(9, 0)] * available)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
@@ -102,31 +113,18 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
     ],
 )
 def test_a_launch_that_this_machine_can_run_is_accepted(monkeypatch, available, environment, flags):
-    gpus(monkeypatch, available)
+    gpus(monkeypatch, *[(9, 0)] * available)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     starting.check_environment(ExtraOptions(**flags), on_cpu=available == 0)
 
 
 def test_fsdp_is_refused_if_the_settings_do_not_allow_it(monkeypatch):
-    gpus(monkeypatch, 2)
+    gpus(monkeypatch, (9, 0), (9, 0))
     for name, value in FSDP.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"^distributed_type FSDP needs settings that allow it, .* ExtraOptions$"):
         starting.start(Options())
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (Options(output_dir=""), "--output_dir '' would be the working directory"),
-        (Options(expect_processes=2), "--expect_processes 2, but 1 started.*torchrun --nproc-per-node"),
-        (Options(global_batch_size=0), "--global_batch_size 0: must be at least 1"),  # as a notebook could set it
-    ],
-)
-def test_settings_are_also_checked_without_a_command_line(config, message):
-    with pytest.raises(UserError, match=message):
-        starting.start(config)
 
 
 def test_processes_that_each_train_alone_are_refused(monkeypatch):
@@ -136,6 +134,74 @@ def test_processes_that_each_train_alone_are_refused(monkeypatch):
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(state=SimpleNamespace(), **alone))
     with pytest.raises(UserError, match=r"WORLD_SIZE is 2, but Accelerate has 1 process\(es\)"):
         starting.start(Options())
+
+
+# GPUs. No GPU is needed: the tests replace the functions with which torch and Accelerate find GPUs
+
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
+
+
+@pytest.mark.parametrize("environment", [{}, {"ACCELERATE_MIXED_PRECISION": "bf16"}])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, environment, rank):
+    gpus(monkeypatch, (8, 0), (7, 5))
+    for name, value in ({"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} | environment).items():
+        monkeypatch.setenv(name, value)
+    config = Options() if environment else Options(mixed_precision="bf16")
+    with pytest.raises(UserError, match=r"bf16 needs .* 8\.0 or newer, and GPU number 1 has 7\.5: use .*fp16"):
+        starting.check_environment(config, on_cpu=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # the second GPU does not train
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    starting.check_environment(config, on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "visible", "refused"),
+    [
+        (TOO_OLD, None, True),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", "0", True),
+        (TOO_OLD, "", False),  # the user asked for no GPU
+        ("Found no NVIDIA driver on your system.", None, False),
+        ("No CUDA GPUs are available", None, False),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_refused_and_a_machine_without_gpu_is_accepted(
+    monkeypatch, reason, visible, refused
+):
+    def fail():
+        raise RuntimeError(f"{reason}\nand more")
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if not refused:
+        assert not starting.has_accelerator()
+        return
+    with pytest.raises(UserError, match=r"built for CUDA 13\.0, cannot use this machine's GPU \(.*ACCELERATE_USE_CPU"):
+        starting.has_accelerator()
+
+
+@pytest.mark.parametrize(("count", "backend"), [(1, "gloo"), (2, "nccl")])
+def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, count, backend):
+    gpus(monkeypatch, *[(9, 0)] * count)
+    two = {"num_processes": 2, "distributed_type": accelerate.DistributedType("MULTI_GPU"), "ddp_handler": None}
+    asked = {}
+    made = SimpleNamespace(state=SimpleNamespace(), **two)
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **given: asked.update(given) or made)
+    launched = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", starting.SHARE_GPU: "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ACCELERATE_BYPASS_DEVICE_MAP", "false")
+    starting.start(Options())
+    (handler,) = asked["kwargs_handlers"]
+    assert handler.backend == backend
+    assert not asked["cpu"]
+    assert (os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] == "true") == (count == 1)  # DDP gets no GPU index
 
 
 # Resources that processes share

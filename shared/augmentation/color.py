@@ -3,13 +3,15 @@
 Factors and thresholds are float32 [rows, 1, 1, 1], one per image.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.augmentation.device_transfer import constant
+from shared.augmentation.device_transfer import to
 
-GREY = (0.299, 0.587, 0.114)
+GREY = np.array([0.299, 0.587, 0.114])[:, None, None]
+SMOOTH = np.array([[1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [1.0, 1.0, 1.0]])
 
 
 def blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
@@ -19,7 +21,7 @@ def blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
 
 def grey(images: Tensor) -> Tensor:
     """Luminance [rows, 1, height, width], rounded like Pillow's convert("L")."""
-    return (images * constant(GREY, images)[:, None, None]).sum(1, keepdim=True).add(0.5).floor()
+    return (images * to(images.device, GREY)).sum(1, keepdim=True).add(0.5).floor()
 
 
 def brightness(images: Tensor, factors: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
 
 def sharpness(images: Tensor, factors: Tensor) -> Tensor:
     """Interpolate between the image smoothed by a 3 x 3 kernel, except its border, (factor 0) and the image (1)."""
-    kernel = constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], images).div(13).expand(3, 1, 3, 3)
+    kernel = to(images.device, SMOOTH).div(13).expand(3, 1, 3, 3)
     smooth = images.clone()
     smooth[:, :, 1:-1, 1:-1] = F.conv2d(images, kernel, groups=3).add(0.5).floor()
     return blend(images, smooth, factors)

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation import color
-from shared.augmentation.device_transfer import to, to_device
+from shared.augmentation.device_transfer import to
 
 LEVELS = 31  # number of strengths, from none to the maximum
+
+Numbers = NDArray[np.float64]  # [rows], on the CPU
 
 
 @dataclass(frozen=True)
@@ -43,47 +44,37 @@ ENHANCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 OPERATIONS = ("identity", *GEOMETRY, *ENHANCE, "posterize", "solarize", "autocontrast", "equalize")
 
 
-def trivial(
-    images: Tensor, operation: NDArray[np.float64], magnitude: NDArray[np.float64], sign: NDArray[np.float64]
-) -> Tensor:
+def trivial(images: Tensor, operation: Numbers, magnitude: Numbers, sign: Numbers) -> Tensor:
     """TrivialAugment: change each image by one random operation of random strength.
 
     Args:
         images: float32 [rows, 3, size, size], integers 0 ... 255.
-        operation, magnitude, sign: [rows] draws from [0, 1).
+        operation, magnitude, sign: draws from [0, 1).
     """
     return apply(images, operation, np.floor(magnitude * LEVELS) / (LEVELS - 1), sign, WIDE)
 
 
-def rand(images: Tensor, operation: NDArray[np.float64], magnitude: int, sign: NDArray[np.float64]) -> Tensor:
+def rand(images: Tensor, operation: Numbers, magnitude: int, sign: Numbers) -> Tensor:
     """One step of RandAugment: as `trivial`, but every image gets the same strength `magnitude`, 0 ... 30."""
     return apply(images, operation, np.full(len(images), magnitude / (LEVELS - 1)), sign, USUAL)
 
 
-def apply(
-    images: Tensor,
-    operation: NDArray[np.float64],
-    strengths: NDArray[np.float64],
-    sign: NDArray[np.float64],
-    space: Space,
-) -> Tensor:
-    """Change each image by its operation with `strengths` [rows]; pixels from outside the image are black."""
+def apply(images: Tensor, operation: Numbers, strengths: Numbers, sign: Numbers, space: Space) -> Tensor:
+    """Change each image by its operation with its strength; pixels from outside the image are black."""
     chosen = (operation * len(OPERATIONS)).astype(int)
     signed = np.where(sign < 0.5, strengths, -strengths)
     result = images.clone()
     for name in np.unique(chosen):
         rows = np.flatnonzero(chosen == name)
-        at = to_device(torch.from_numpy(rows), images.device)
+        at = to(images.device, rows)
         result[at] = change(images[at], OPERATIONS[name], strengths[rows], signed[rows], space)
     return result
 
 
-def change(
-    images: Tensor, name: str, strengths: NDArray[np.float64], signed: NDArray[np.float64], space: Space
-) -> Tensor:
-    """Apply one operation to all images: `strengths` [rows] in 0 ... 1, and `signed`, the same with a sign."""
+def change(images: Tensor, name: str, strengths: Numbers, signed: Numbers, space: Space) -> Tensor:
+    """Apply one operation to all images: `strengths` in 0 ... 1, and `signed`, the same with a sign."""
 
-    def each(values: NDArray[np.float64]) -> Tensor:
+    def each(values: Numbers) -> Tensor:
         return to(images.device, values)[:, None, None, None]
 
     if name in GEOMETRY:
@@ -99,7 +90,7 @@ def change(
     return color.equalize(images) if name == "equalize" else images
 
 
-def inverse(name: str, signed: NDArray[np.float64], size: int, space: Space) -> NDArray[np.float64]:
+def inverse(name: str, signed: Numbers, size: int, space: Space) -> NDArray[np.float64]:
     """Matrices [rows, 2, 3] that map a pixel (x, y) of the result to its source, as in Pillow's `transform`.
 
     Shears fix the upper left corner, rotations fix the center.

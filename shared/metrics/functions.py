@@ -127,12 +127,8 @@ DEFAULTS = {
 }
 
 
-def default_names(kind: str, num_classes: int) -> tuple[str, ...]:
-    """The metrics that a kind of task computes without --metric_name, the main one first."""
+def shipped_names(kind: str, num_classes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The metrics that a kind of task computes without --metric_name, the main one first, and the others that fit."""
     # The true class is always among the five likeliest of at most five.
-    return tuple(name for name in DEFAULTS[kind] if num_classes > 5 or name not in RANKED)
-
-
-def fitting_names(kind: str, num_classes: int) -> tuple[str, ...]:
-    """The shipped metrics that a kind of task can compute, its defaults first."""
-    return (*default_names(kind, num_classes), *(() if kind == "regression" else (*OF_CLASS, *SCORED)))
+    defaults = tuple(name for name in DEFAULTS[kind] if num_classes > 5 or name not in RANKED)
+    return defaults, () if kind == "regression" else (*OF_CLASS, *SCORED)

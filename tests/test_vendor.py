@@ -38,14 +38,13 @@ def test_a_copy_has_no_more_than_the_recipe_imports(tmp_path):
 
 
 def test_further_modules_are_copied_with_what_they_import(tmp_path):
-    target, *_ = copied(tmp_path, "shared.preflight", "shared.compare", recipe="docs/examples/diabetes.py")
+    modules = ("shared.preflight", "shared.compare", "shared.report", "shared.export")
+    target, _, packages = copied(tmp_path, *modules, recipe="docs/examples/diabetes.py")
     assert (target / "shared/preflight.py").is_file()
+    assert (target / "shared/report/__main__.py").is_file()
+    assert packages >= {"onnx", "onnxscript", "onnxruntime"}
     found = runs.run([sys.executable, "-m", "shared.compare"], target)
     assert "usage: python -m shared.compare" in found.stderr
-
-
-def test_a_copy_with_the_export_names_its_packages(tmp_path):
-    assert copied(tmp_path, "shared.export")[2] >= {"onnx", "onnxscript", "onnxruntime"}
 
 
 @pytest.mark.parametrize(

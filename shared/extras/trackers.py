@@ -93,9 +93,7 @@ def require_trackers(report_to: Sequence[str]) -> None:
     Raises:
         UserError: names --report_to and the command that installs the package.
     """
-    for name in report_to:
-        if name == "none":
-            continue
+    for name in (name for name in report_to if name != "none"):
         if name not in STARTERS:
             raise UserError(f"--report_to {name} is unknown: use none, {', '.join(STARTERS)}")
         spec = importlib.util.find_spec(name)

@@ -46,11 +46,6 @@ def cache_model(cache: Path, name: str) -> None:
     (repository / "snapshots" / "abc" / "config.json").write_text("{}")
 
 
-def test_the_check_passes_if_the_hub_answers(monkeypatch, stand_in):
-    monkeypatch.setattr(constants, "ENDPOINT", stand_in)
-    hub.require_hub("--dataset_name", "a/b")
-
-
 def test_the_error_for_a_closed_port_names_flag_value_host_and_remedy(monkeypatch, closed):
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     with pytest.raises(UserError) as caught:

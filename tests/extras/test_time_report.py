@@ -95,19 +95,18 @@ def test_a_large_share_gives_advice_only_where_a_flag_is_right_for_every_recipe(
     assert re.findall(r"--\w+(?: bf16)?", given) == flags
 
 
-def test_a_setting_that_is_already_on_is_not_advised():
-    waiting = {"step": 200, **LINE, "communication": 0.9}
-    assert "--gradient_compression" in breakdown([waiting])
-    assert breakdown([waiting], compressed=True).endswith("a larger --global_batch_size sends them less often")
-
-
 @pytest.mark.parametrize(
-    ("unpacked", "flags"), [(True, ["--packing", "--global_batch_size"]), (False, ["--global_batch_size"])]
+    ("figures", "settings", "flags"),
+    [
+        ({"communication": 0.9}, {}, ["--global_batch_size", "--gradient_compression"]),
+        ({"communication": 0.9}, {"compressed": True}, ["--global_batch_size"]),  # what is on is not advised
+        ({"padding": 0.4}, {"unpacked": True}, ["--packing", "--global_batch_size"]),  # first what keeps the steps
+        ({"padding": 0.4}, {}, ["--global_batch_size"]),
+    ],
 )
-def test_the_advice_on_padding_begins_with_the_flag_that_keeps_the_steps(unpacked, flags):
-    lines = [{"step": 200, **LINE, "padding": 0.4}]
-    *_, said = breakdown(lines, unpacked=unpacked).splitlines()
-    assert "padding" in said
+def test_the_advice_depends_on_the_settings(figures, settings, flags):
+    *_, said = breakdown([{"step": 200, **LINE, **figures}], **settings).splitlines()
+    assert said.startswith("  advice: ")
     assert re.findall(r"--\w+", said) == flags
 
 

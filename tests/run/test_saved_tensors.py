@@ -34,7 +34,5 @@ def test_a_model_in_several_files_equals_the_same_model_in_one_file(tmp_path, we
     save_file(weights, tmp_path / "one" / "model.safetensors")
     for number, (name, tensor) in enumerate(weights.items()):
         save_file({name: tensor}, tmp_path / "many" / f"model-{number}.safetensors")
-    assert difference_of(*(parts_of(tmp_path / name)["model"] for name in ("one", "many"))) == (
-        0.0,
-        "byte for byte",
-    )
+    one, many = (parts_of(tmp_path / name)["model"] for name in ("one", "many"))
+    assert difference_of(one, many) == (0.0, "byte for byte")

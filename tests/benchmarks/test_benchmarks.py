@@ -2,13 +2,14 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import runs
 
-from benchmarks import loop_cost, peers, results_table, utilisation
+from benchmarks import checkpoints, loop_cost, peers, preparing, restart, results_table, utilisation
 from benchmarks.harness import encoder_and_texts, launching, peer_data, rounds
 from recipes import nlp
 from shared.config import options
@@ -38,6 +39,58 @@ def test_every_loop_is_measured_step_by_step(tmp_path, monkeypatch, name):
     assert min(found["thread_us"], found["wall_us"]) > 0
 
 
+@pytest.mark.docs  # its command is in docs/checkpoints.md
+def test_checkpoints_of_a_small_size_are_written_and_loaded_in_each_way(monkeypatch, tmp_path):
+    flags = ["--gigabytes", "0.06", "--rounds", "1", "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/checkpoints.py", *flags])
+    checkpoints.main()
+    (found,) = json.loads((tmp_path / "checkpoints_large_cpu.json").read_text())["sizes"]
+    assert found["gigabytes"] == pytest.approx(0.06, rel=0.2)
+    writing, reading = found["writing"], found["reading"]
+    assert [row["contestant"] for row in writing["rows"]] == [*checkpoints.WRITERS]
+    assert set(writing["speed_of_ours_against"]) == {*checkpoints.WRITERS} - {"ours"}
+    ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in checkpoints.READERS]
+    assert [row["contestant"] for row in reading["rows"]] == ways
+    assert set(reading["speed_of_ours_against"]) == {"load_state cold", "load_state warm"}
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoints_large_cpu.json"]
+
+
+@pytest.mark.docs  # its command is in docs/pretraining.md
+def test_one_and_two_processes_prepare_texts_and_images(tmp_path):
+    small = ["--rounds", 1, "--megabytes", 1, "--rows", 200, "--photos", 20, "--output_dir", tmp_path]
+    runs.succeed([sys.executable, runs.ROOT / "benchmarks/preparing.py", *small])
+    report = json.loads((tmp_path / "preparing.json").read_text())
+    kinds = [f"{kind}, {n}" for kind in preparing.KINDS for n in ("1 process", "2 processes")]
+    assert [row["contestant"] for row in report["rows"]] == kinds
+    for row in report["rows"]:
+        assert min(row["seconds"], row["cpu_seconds"]) > 0
+        assert 50 < row["own_mib"] < row["peak_mib"]
+    assert len(report["comparisons"]) == 2 * len(preparing.KINDS)
+
+
+@pytest.mark.docs  # its command is in docs/elasticity.md
+def test_a_killed_process_is_noticed_and_its_work_is_done_again(monkeypatch, tmp_path):
+    words = ["benchmarks/restart.py", "--processes", "2", "--rounds", "1", "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    restart.main()
+    (row,) = json.loads((tmp_path / "restart.json").read_text())["rows"]
+    phases = [row[phase] for phase in restart.PHASES]
+    assert min(phases) > 0
+    assert sum(phases) == pytest.approx(row["all"])
+    assert row["steps"] >= restart.KILLED_AT - restart.SAVED_EVERY
+    assert "resumed from step_00000020" in (tmp_path / "runs/2-0/log.txt").read_text()
+
+
+def test_the_page_has_the_figures_of_the_committed_result_of_restarts():
+    medians = json.loads((runs.ROOT / "benchmarks/results/restart.json").read_text())["median_seconds"]
+    page = (runs.ROOT / "docs/elasticity.md").read_text()
+    rows = re.findall(r"^\| (\d) \|" + r" ([\d.]+) \|" * 5 + "$", page, re.MULTILINE)
+    assert [row[0] for row in rows] == list(medians)
+    for number, *figures in rows:
+        expected = [medians[number][phase] for phase in (*restart.PHASES, "all")]
+        assert [float(figure) for figure in figures] == pytest.approx(expected, rel=0.03, abs=0.006)
+
+
 @pytest.mark.docs  # its command is in docs/performance.md
 def test_the_recipe_and_a_bare_loop_train_the_same_weights_bit_by_bit(tmp_path):
     # Micro-batches have several rows, because those without padding, such as single rows, differ in rounding.
@@ -59,14 +112,8 @@ def pretended(monkeypatch, tmp_path):
         configs.append(config)
         output = Path(config.output_dir)
         output.mkdir(parents=True, exist_ok=True)
-        figures = {
-            "mfu": 0.5,
-            "tokens_per_second": 100.0 * processes,
-            "padding": 0.1,
-            "communication": 0.0,
-            "step_seconds": 2.0,
-            "loss": 1.0,
-        }
+        figures = {"mfu": 0.5, "tokens_per_second": 100.0 * processes, "padding": 0.1}
+        figures |= {"communication": 0.0, "step_seconds": 2.0, "loss": 1.0}
         lines = [json.dumps({"step": step + 1} | figures) for step in range(config.max_train_steps or 1)]
         (output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return 1.0

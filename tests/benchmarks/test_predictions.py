@@ -20,7 +20,6 @@ from shared.demo_data import texts as demo_texts
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 FEW = 10  # fewer than the toy size, so that texts are repeated
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 def run_script(flags, patch):
@@ -28,7 +27,7 @@ def run_script(flags, patch):
     lines = [line for line in (runs.ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
     table = pa.table({"text": lines[:FEW], "label": [str(i % 2) for i in range(FEW)]})
     patch.setattr(demo_texts, "load", lambda: (table, table))
-    patch.setattr(encoder_and_texts, "SIZES", SMALL)
+    patch.setattr(encoder_and_texts, "SIZES", runs.SIZES)
     patch.setattr(sys, "argv", ["benchmarks/predictions.py", *flags, "--threads", "1"])
     before = torch.get_num_threads()
     with mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):

@@ -13,16 +13,9 @@ from benchmarks.harness import limited_links
 
 
 def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
-    return {
-        "processes": processes,
-        "link_mbit": link,
-        "variant": variant,
-        "samples_per_second": rate,
-        "step_seconds": step,
-        "communication_share": share,
-        "data_wait_share": 0.0,
-        "peak_memory_bytes": 2.0**20,
-    }
+    found = {"processes": processes, "link_mbit": link, "variant": variant, "samples_per_second": rate}
+    found |= {"step_seconds": step, "communication_share": share}
+    return found | {"data_wait_share": 0.0, "peak_memory_bytes": 2.0**20}
 
 
 def test_rows_are_medians_and_efficiency_is_against_the_fewest_processes():

@@ -28,28 +28,6 @@ FLAGS = [
 ]
 
 
-class Killed(Exception):
-    pass
-
-
-def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
-    """Run the recipe in this process, with a world size of 1; end it after the checkpoint of step `kill_after`."""
-    save = Saver.save
-
-    def save_and_die(saver, progress, monitored):
-        save(saver, progress, monitored)
-        if progress.step == kill_after:
-            saver.finish()
-            raise Killed
-
-    monkeypatch.setattr(Saver, "save", save_and_die)
-    try:
-        runs.train(recipe, output_dir, *flags)
-        assert kill_after is None
-    except Killed:
-        pass
-
-
 def distance(run, other):
     """Relative distance of the exported weights."""
     return runs.distance(runs.weights_that_learn(run), runs.weights_that_learn(other))
@@ -79,8 +57,7 @@ def outputs(recipe, texts, tmp_path_factory):
     shutil.copytree(folder / "resumed-2", folder / "killed")
     shutil.copytree(folder / "resumed-2", folder / "shrunk-1")
     shutil.copytree(folder / "resumed-2", folder / "elastic-3")
-    with pytest.MonkeyPatch.context() as patch:
-        call(recipe, flags, folder / "elastic-3", patch, kill_after=15)
+    runs.train_until(15, recipe, folder / "elastic-3", *flags)
     outputs = runs.run_many(2, dict.fromkeys(("resumed", "whole"), flags), folder)
     ninth = folder / "whole3-3/checkpoints/step_00000009"
     three = {"elastic": flags, "whole3": flags, "resumed3": [*flags, "--resume_from_checkpoint", ninth]}
@@ -111,13 +88,14 @@ def test_a_run_on_two_then_one_then_three_processes_has_the_same_samples_and_wei
         assert [line[key] for line in elastic] == [line[key] for line in whole]
 
 
-def test_a_run_killed_at_several_steps_has_the_same_weights_bit_by_bit(recipe, outputs, monkeypatch, tmp_path):
+def test_a_run_killed_at_several_steps_has_the_same_weights_bit_by_bit(recipe, outputs, tmp_path):
     """Kills in the first step of the run and of an epoch, with and without workers; no random state is kept."""
     flags = [*outputs["flags"], "--save_total_limit", 2]
-    call(recipe, flags, tmp_path / "whole", monkeypatch)
-    for step, workers in ((1, 0), (5, 2), (14, 0), (15, 2), (None, 0)):
-        often = [*flags, "--checkpointing_steps", 1, "--dataloader_num_workers", workers]
-        call(recipe, often, tmp_path / "killed", monkeypatch, kill_after=step)
+    runs.train(recipe, tmp_path / "whole", *flags)
+    often = [*flags, "--checkpointing_steps", 1, "--dataloader_num_workers"]
+    for step, workers in ((1, 0), (5, 2), (14, 0), (15, 2)):
+        runs.train_until(step, recipe, tmp_path / "killed", *often, workers)
+    runs.train(recipe, tmp_path / "killed", *often, 0)
     whole, killed = (tmp_path / name / "model/model.safetensors" for name in ("whole", "killed"))
     assert killed.read_bytes() == whole.read_bytes()
     assert set(resuming.complete(tmp_path / "killed")) == {STEPS - 1, STEPS}
@@ -137,11 +115,11 @@ def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(outputs):
 
 
 def test_a_run_resumed_on_fewer_processes_skips_a_damaged_checkpoint_and_has_the_same_weights_to_1e_5(
-    recipe, outputs, monkeypatch, capfd
+    recipe, outputs, capfd
 ):
     newest = max(resuming.complete(outputs["shrunk"]))
     runs.truncate(resuming.complete(outputs["shrunk"])[newest] / "model.safetensors")
-    call(recipe, outputs["flags"], outputs["shrunk"], monkeypatch)
+    runs.train(recipe, outputs["shrunk"], *outputs["flags"])
     said = capfd.readouterr()
     assert f"step_{newest:08d} is skipped: model.safetensors is damaged" in said.err
     assert f"resumed from step_{newest - 3:08d}" in said.out
@@ -150,20 +128,12 @@ def test_a_run_resumed_on_fewer_processes_skips_a_damaged_checkpoint_and_has_the
     assert samples[0] == samples[1]
 
 
-def test_a_run_resumed_from_a_path_in_a_new_folder_has_the_same_weights_to_1e_5(recipe, outputs, monkeypatch, tmp_path):
+def test_a_run_resumed_from_a_path_in_a_new_folder_has_the_same_weights_to_1e_5(recipe, outputs, tmp_path):
     third = resuming.complete(outputs["killed"])[3]
-    call(recipe, [*outputs["flags"], "--resume_from_checkpoint", third], tmp_path / "other", monkeypatch)
+    runs.train(recipe, tmp_path / "other", *outputs["flags"], "--resume_from_checkpoint", third)
     assert distance(tmp_path / "other", outputs["whole"]) < 1e-5
     assert min(line["step"] for line in runs.metrics(tmp_path / "other")) == 4
     assert set(resuming.complete(tmp_path / "other")) == set(range(6, STEPS + 1, 3))
-
-
-def test_resuming_set_to_never_refuses_a_folder_with_checkpoints_and_changes_nothing(recipe, outputs, monkeypatch):
-    (outputs["killed"] / ".lock").unlink(missing_ok=True)  # of the killed run; the next run would remove it
-    before = {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()}
-    with pytest.raises(UserError, match=r"--resume_from_checkpoint never, but .* holds checkpoints up to step \d+"):
-        call(recipe, [*outputs["flags"], "--resume_from_checkpoint", "never"], outputs["killed"], monkeypatch)
-    assert {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()} == before
 
 
 def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outputs):

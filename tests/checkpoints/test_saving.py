@@ -1,13 +1,11 @@
 """Saving during training: the files, and the effect of failures."""
 
 import dataclasses
-import shutil
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
-import runs
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
@@ -259,46 +257,6 @@ def test_two_failed_saves_in_a_row_make_the_run_wait_and_the_second_is_tried_aga
     said = capfd.readouterr().err
     assert said.count(": free space\nthe run waits for that, and tries again each minute\n") == 3
     run.saver.finish()
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 8 MB in memory."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if problem := runs.mount_in_memory(folder, "size=8m"):
-        pytest.skip(f"no file system can be mounted here: {problem}")
-    yield folder
-    runs.unmount(folder)
-
-
-@pytest.mark.parametrize("checked", [True, False])
-def test_a_disk_that_fills_up_keeps_the_older_checkpoint_and_its_free_space(small_disk, checked, capfd, monkeypatch):
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(nn.Linear(1024, 1024))  # 4.2 MB
-    config = Options(output_dir=str(small_disk), save_total_limit=1)
-    saver = Saver(accelerator, config, PLAN)
-    saver.save(Progress(step=2), {})
-    saver.poll(wait=True)
-    if not checked:  # the check found enough free space
-        monkeypatch.setattr(staging, "available_memory", lambda: 100)
-        saver.close()
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
-        saver = Saver(accelerator, config, PLAN)
-    before = shutil.disk_usage(small_disk).free
-    saver.save(Progress(step=4), {})
-    saver.poll(wait=True)
-    reason = "4.2 MB are needed, and " if checked else "No space left on device"
-    assert reason in capfd.readouterr().err
-    assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["step_00000002"]
-    assert shutil.disk_usage(small_disk).free == before
-    assert resuming.problem_with(small_disk / "checkpoints/step_00000002") is None
-    (small_disk / "checkpoints/step_00000002").rename(small_disk / "checkpoints/step_00000001")
-    shutil.rmtree(small_disk / "checkpoints/step_00000001")
-    saver.save(Progress(step=6), {})
-    saver.finish()
-    assert set(resuming.complete(small_disk)) == {6}
-    accelerator.free_memory()
 
 
 def test_a_registered_object_that_is_no_module_is_refused(run):

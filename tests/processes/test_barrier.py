@@ -9,22 +9,15 @@ from types import SimpleNamespace
 import psutil
 import runs
 import torch
+from runs import problem_of
 
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
-from shared.processes import barrier, collectives
+from shared.processes import barrier, collectives, preemption
 from shared.run.training_run import Ddp
 
 TIMEOUT, LATE = 4.0, 6.0  # seconds: timeout of the group, and time that one process works
-
-
-def refusal(function, *arguments):
-    try:
-        function(*arguments)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def fail():
@@ -46,14 +39,15 @@ def together(accelerator, folder):
     found["before"] = barrier._barriers[0].calls
     found["gathered"] = collectives.gather(accelerator, rank)
     collectives.agree(accelerator, None)
+    assert not preemption.cut_short(accelerator)
     model = torch.nn.Linear(2, 2)
     model, _ = Ddp().wrap(accelerator, model, make_optimizer(model, Options()))
     found["after"] = barrier._barriers[0].calls
 
     found["errors"] = [
-        refusal(collectives.agree, accelerator, UserError(f"of rank {rank}")),
-        refusal(collectives.agree, accelerator, UserError("of rank 1") if rank else None),
-        refusal(collectives.on_main_process, accelerator, fail),
+        problem_of(collectives.agree, accelerator, UserError(f"of rank {rank}")),
+        problem_of(collectives.agree, accelerator, UserError("of rank 1") if rank else None),
+        problem_of(collectives.on_main_process, accelerator, fail),
     ]
 
     if rank == 1:
@@ -61,10 +55,7 @@ def together(accelerator, folder):
         barrier.wait_for_all(accelerator)
     else:
         other = psutil.Process(int((folder / "pid-1").read_text()))
-        try:
-            barrier.wait_for_all(accelerator)
-        except UserError as error:
-            found["lost"] = str(error)
+        found["lost"] = problem_of(barrier.wait_for_all, accelerator)
         other.send_signal(signal.SIGCONT)
     del model
     accelerator.free_memory()
@@ -77,7 +68,7 @@ def test_processes_wait_for_a_late_one_share_results_and_errors_and_name_a_lost_
     for rank in found:
         assert rank["main"] == "late"  # by more than the timeout of the group
         assert rank["gathered"] == [0, 1]
-        assert (rank["before"], rank["after"]) == (2, 5), "a wait before each exchange, and before DDP"
+        assert (rank["before"], rank["after"]) == (2, 6), "a wait before each exchange, and before DDP"
         assert rank["errors"] == ["of rank 0", "of rank 1", "of the main process"]
     assert found[0]["lost"].startswith("process 1 has sent no heartbeat for 4 s: ")
 
@@ -86,4 +77,4 @@ def test_a_single_process_does_not_wait():
     alone = SimpleNamespace(num_processes=1)
     barrier.wait_for_all(alone)  # returns, although there is no group
     collectives.agree(alone, None)
-    assert refusal(collectives.agree, alone, UserError("mine")) == "mine"
+    assert problem_of(collectives.agree, alone, UserError("mine")) == "mine"

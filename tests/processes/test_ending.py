@@ -118,14 +118,6 @@ def test_an_error_is_printed_once_if_rank_0_ends_without_it_and_another_process_
     assert leaving.waited < 1
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_refuses_keeps_its_exit_code_when_the_launcher_ends_it(leaving, monkeypatch, rank):
-    refuse(monkeypatch, rank)
-    with pytest.raises(Left):
-        leaving.handlers[signal.SIGTERM](signal.SIGTERM, None)
-    assert leaving.codes == [2, 2]
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

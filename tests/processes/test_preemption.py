@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import runs
-from torch import distributed as dist
 
 from shared.checkpoints import resuming
 from shared.checkpoints.saving import Saver
 from shared.errors import Preempted
 from shared.optimization import gradients
-from shared.processes import barrier, preemption, signals
+from shared.processes import preemption, signals
 from shared.processes.preemption import Preemption
 from shared.processes.signals import heard
 from shared.run import export
@@ -91,16 +90,6 @@ def test_processes_agree_on_a_signal_that_only_one_of_them_got(tmp_path):
     assert one["left"]
     left = json.loads((tmp_path / "PREEMPTED").read_text())
     assert (left["step"], left["signals"]) == (6, {"1": "SIGUSR1"})
-
-
-def test_processes_with_fewer_batches_wait_at_the_barrier_for_the_others(monkeypatch):
-    calls = []
-    monkeypatch.setattr(barrier, "wait_for_all", lambda _: calls.append("barrier"))
-    monkeypatch.setattr(
-        dist, "all_gather_object", lambda values, mine: calls.append("gather") or values.__setitem__(0, mine)
-    )
-    assert not preemption.cut_short(SimpleNamespace(num_processes=2))
-    assert calls == ["barrier", "gather"]
 
 
 # One process, from end to end

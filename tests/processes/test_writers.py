@@ -4,27 +4,19 @@ import socket
 
 import runs
 import torch
+from runs import problem_of
 from torch import nn
 
 from shared.checkpoints import resuming, saving
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
-from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
 from shared.processes import collectives
 from shared.processes.collectives import check_shared, on_writers
 from shared.run import resume
 from shared.run.resume import finished
-
-
-def refusal(function, *args):
-    try:
-        function(*args)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def on_two_machines(accelerator, folder):
@@ -41,10 +33,10 @@ def on_two_machines(accelerator, folder):
         return Options(output_dir=str(output_dir), save_total_limit=1, mixed_precision="no", **values)
 
     each = options(own, save_on_each_node=True)
-    results["own, given"] = refusal(check_shared, accelerator, each)
-    results["own, not given"] = refusal(check_shared, accelerator, options(own))
-    results["shared, given"] = refusal(check_shared, accelerator, options(shared, save_on_each_node=True))
-    results["shared, not given"] = refusal(check_shared, accelerator, options(shared))
+    results["own, given"] = problem_of(check_shared, accelerator, each)
+    results["own, not given"] = problem_of(check_shared, accelerator, options(own))
+    results["shared, given"] = problem_of(check_shared, accelerator, options(shared, save_on_each_node=True))
+    results["shared, not given"] = problem_of(check_shared, accelerator, options(shared))
     results["writers"] = [on_writers(accelerator, config, lambda: rank) for config in (options(shared), each)]
     results["left"] = [path.name for path in (*own.iterdir(), *shared.iterdir())]
 
@@ -88,7 +80,7 @@ def on_two_machines(accelerator, folder):
     results["end"] = sorted(resuming.complete(own))
     if rank == 1:  # a machine with an empty disk replaces it
         (own / "checkpoints").rename(own / "lost")
-    results["replaced"] = refusal(found)
+    results["replaced"] = problem_of(found)
     if rank == 1:
         (own / "lost").rename(own / "checkpoints")
     torch.distributed.barrier()
@@ -97,7 +89,7 @@ def on_two_machines(accelerator, folder):
     resuming.load(accelerator, checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()
     results["opened"] = str(resume.open_run(accelerator, each, [])[2])
-    results["damaged, by path"] = refusal(
+    results["damaged, by path"] = problem_of(
         resuming.find,
         accelerator,
         options(own, save_on_each_node=True, resume_from_checkpoint=str(own / "checkpoints/step_00000015")),

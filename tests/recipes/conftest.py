@@ -1,4 +1,4 @@
-"""Fixtures of the tests that call the NLP recipe."""
+"""Fixtures of the tests that call the recipes for texts."""
 
 import shutil
 
@@ -9,6 +9,11 @@ import runs
 @pytest.fixture(scope="module")
 def nlp():
     return runs.load_recipe("nlp")
+
+
+@pytest.fixture(scope="module")
+def mlm():
+    return runs.load_recipe("mlm")
 
 
 @pytest.fixture

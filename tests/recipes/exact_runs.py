@@ -1,5 +1,7 @@
 """The runs that give the numbers in docs/exactness.md: their flags, and reference implementations for tests."""
 
+from types import SimpleNamespace
+
 import call_recipe
 import runs
 import torch
@@ -37,6 +39,9 @@ GROWS = [
 ]
 
 
+ALONE = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)  # stands in for an Accelerator
+
+
 def nlp_runs(texts, folder):
     """The command lines of the NLP recipe's runs, by name."""
     tiny = [*texts, *runs.TINY]
@@ -63,7 +68,8 @@ def mlm_runs(texts):
     """The command lines of the MLM recipe's runs, by name. Those of many steps evaluate and export an average."""
     tiny = [*texts, *runs.TINY]
     average = [*tiny, *TWENTY_STEPS, "--ema_decay", 0.5]
-    return {"gradient": [*tiny, *ONE_STEP], "adam": average, "rows": [*average, "--no_packing"]}
+    found = {"gradient": [*tiny, *ONE_STEP], "adam": average, "rows": [*average, "--no_packing"]}
+    return found | {"one-micro-batch": [*average, "--max_tokens_per_micro_batch", 8192]}
 
 
 def embedding_runs(texts, folder):
@@ -73,18 +79,8 @@ def embedding_runs(texts, folder):
     pairs = [*files, *runs.TINY, "--text_column_names", "anchor", "positive"]
     tuples = [*files, *runs.TINY, "--text_column_names", "anchor", "positive", "negative", "negative_2"]
     tuples += ["--prompts", "find: ", "", "", "", "--max_length", 24, 48, 40, 32]
-    every = [
-        "--false_negative_margin",
-        0.1,
-        "--symmetric",
-        "--matryoshka_dims",
-        32,
-        8,
-        "--max_tokens_per_micro_batch",
-        144,
-        "--kept_micro_batches",
-        2,
-    ]
+    every = ["--false_negative_margin", 0.1, "--symmetric", "--matryoshka_dims", 32, 8]
+    every += ["--max_tokens_per_micro_batch", 144, "--kept_micro_batches", 2]
     scored = ["--label_column_name", "score", "--matryoshka_dims", 32, 8, "--kept_micro_batches", 2]
     return {
         "scored": [*pairs, *TWENTY_STEPS, *scored],

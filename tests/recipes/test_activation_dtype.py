@@ -4,9 +4,8 @@ import pytest
 import runs
 import torch
 import transformers
+from exact_runs import prepared
 from safetensors.torch import load_file
-
-from shared.config import options
 
 BF16 = ["--activation_dtype", "bf16", "--mixed_precision", "no"]
 FLAGS = {"plain": [], "bf16": BF16}
@@ -31,15 +30,10 @@ def gradients(request, texts, tmp_path_factory):
     found = {"one": runs.run_many(1, configs, folder, "recipes/mlm.py")}
     several = {"bf16": configs["bf16"]}
     found[request.param] = runs.run_many(2, several, folder, "recipes/mlm.py", **HOW[request.param])
-    start = start_of("mlm", configs["plain"])
+    recipe = runs.load_recipe("mlm")
+    config, *_, tokenizer = prepared(recipe, configs["plain"])
+    start = recipe.build_model(config, tokenizer).state_dict()  # the weights before the first step
     return {how: {name: moved(output, start) for name, output in each.items()} for how, each in found.items()}
-
-
-def start_of(name, flags):
-    """The weights before the first step."""
-    recipe = runs.load_recipe(name)
-    config = options.parse(recipe.Config, list(map(str, flags)))
-    return recipe.build_model(config, recipe.load_data(config)[-1]).state_dict()
 
 
 def moved(output, start):
@@ -56,20 +50,18 @@ def test_the_gradient_of_a_step_is_that_of_one_process_and_near_that_of_float32(
 
 
 def test_a_classifier_trains_in_bf16_and_is_exported_in_float32(texts, tmp_path):
-    losses = []
     for name in ("plain", "bf16"):
         runs.train("nlp", tmp_path / name, *texts, *runs.TINY, *FEW, "--logging_steps", 1, *FLAGS[name])
-        losses.append([line["loss"] for line in runs.training_lines(tmp_path / name)])
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    assert losses[1] != losses[0]
+    plain, bf16 = (runs.losses(tmp_path / name) for name in ("plain", "bf16"))
+    assert bf16 == pytest.approx(plain, rel=0.02)
+    assert bf16 != plain
     stored = load_file(tmp_path / "bf16/model/model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
 def test_a_vision_transformer_trains_in_bf16_and_its_average_is_evaluated_in_bf16(tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=10)
+    config = transformers.ViTConfig(**runs.SIZES, image_size=16, patch_size=4, num_labels=10)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
     transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
     flags = [*runs.TINY_IMAGES, "--model_name_or_path", tmp_path / "vit", "--ema_decay", 0.9]

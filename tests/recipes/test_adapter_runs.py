@@ -127,9 +127,8 @@ def test_other_recipes_train_the_adapters_and_the_head_of_classes_only(texts, tm
     if recipe == "token_classification":
         names = dict(enumerate(tags.names))
         classes = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(tokenizer), **sizes, **classes, initializer_range=0.5)
+    config = BertConfig(vocab_size=len(tokenizer), **runs.SIZES, **classes, initializer_range=0.5)
     for each in (auto.from_config(config), tokenizer):
         each.save_pretrained(tmp_path / "base")
     words = [*data, *EVERY, *ADAPTERS, *more, "--model_name_or_path", tmp_path / "base", "--max_train_steps", 4]
@@ -148,15 +147,3 @@ def test_other_recipes_train_the_adapters_and_the_head_of_classes_only(texts, tm
     adapted = PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base"), output / "adapter")
     merged = auto.from_pretrained(output / "model")
     assert runs.distance(logits(adapted, output / "model"), logits(merged, output / "model")) < 1e-5
-
-
-def test_checkpoints_leave_out_the_weights_of_a_pretrained_model_that_freeze_names(flags, tmp_path):
-    frozen = [*flags, "--freeze", "embeddings", "layer.0", "--layer_lr_decay", "0.5"]
-    whole = train("nlp", frozen, tmp_path / "whole")
-    stored = load_file(middle(whole) / "model.safetensors")
-    expected = load_file(whole / "model/model.safetensors")
-    assert set(stored) == {name for name in expected if "embeddings" not in name and ".layer.0." not in name}
-    before = load_file(flags[-1] / "model.safetensors")
-    assert {name for name in expected if not torch.equal(before[name], expected[name])} == set(stored)
-    resumed = train("nlp", [*frozen, "--resume_from_checkpoint", middle(whole)], tmp_path / "resumed")
-    assert same_files(whole, resumed, "model/model.safetensors")

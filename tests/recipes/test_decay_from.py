@@ -5,22 +5,15 @@ import shutil
 
 import pytest
 import runs
-from refusals import files
-from runs import refusal
+from runs import files, refusal
 
 from shared.checkpoints import resuming
-from shared.checkpoints.saving import Saver
-from shared.processes import folder_lock
 
 STABLE, END = 6, 10  # steps
 FLAGS = [
     *("--lr_scheduler_type", "warmup_stable_decay", "--warmup_steps", 2, "--eval_steps", 2, "--ema_decay", 0.5),
     *("--checkpointing_steps", 2, "--save_total_limit", "None", "--learning_rate", 0.01, "--max_train_steps"),
 ]
-
-
-class Killed(Exception):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -51,33 +44,15 @@ def at(run, step=STABLE):
     return resuming.complete(run)[step]
 
 
-def kill(train, monkeypatch, output, *flags, after):
-    """Train until the checkpoint of a step is complete; after None, until the first checkpoint would be saved."""
-    save = Saver.save
-
-    def save_and_die(saver, progress, monitored):
-        if after is not None:
-            save(saver, progress, monitored)
-            saver.finish()
-        if after in (None, progress.step):
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Saver, "save", save_and_die)
-        with pytest.raises(Killed):
-            train(output, *flags)
-    folder_lock.release_all()
-
-
 def test_a_branch_is_the_run_with_that_decay_also_after_kills_and_leaves_the_other_folder_as_it_was(
-    train, whole, flags, tmp_path, monkeypatch
+    train, whole, flags, tmp_path
 ):
     before, branch = files(whole), [END, "--decay_from", at(whole)]
     results = train(tmp_path / "whole", *branch)
     assert runs.exported(tmp_path / "whole") == runs.exported(whole)
     assert {"step": END} | results == runs.evaluation(whole)
-    for after in (None, 8):
-        kill(train, monkeypatch, tmp_path / "killed", *branch, after=after)
+    for step in (None, 8):
+        runs.train_until(step, "nlp", tmp_path / "killed", *flags, *branch)
     assert [*resuming.complete(tmp_path / "killed")] == [8]
     shutil.copytree(tmp_path / "killed", tmp_path / "two-2")
     gone = at(whole).rename(whole / "gone")  # as --save_total_limit may remove it

@@ -1,7 +1,5 @@
 """Recipes with FSDP2 on CPUs over gloo equal runs of one process, for each kind of model that they make or load."""
 
-import re
-
 import pytest
 import runs
 import torch
@@ -19,16 +17,14 @@ STEPS = [
     *("--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", 20),
     *("--learning_rate", 1e-3, "--max_tokens_per_micro_batch", 192),
 ]
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT = SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 64}
+TEXT = runs.SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 64}
 DISTILBERT = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64, "dropout": 0.0}
 DISTILBERT |= {"attention_dropout": 0.0, "seq_classif_dropout": 0.0}
 ELECTRA = TEXT | {"embedding_size": 16, "classifier_dropout": 0.0, "summary_last_dropout": 0.0}
-PICTURE = SIZES | {"image_size": 16, "patch_size": 4, "num_labels": 10}
+PICTURE = runs.SIZES | {"image_size": 16, "patch_size": 4, "num_labels": 10}
 PICTURE |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LOADED_TEXT = {"distilbert": ("DistilBert", DISTILBERT), "electra": ("Electra", ELECTRA)}
 LOADED_IMAGES = {"vit": ("ViT", PICTURE), "deit": ("DeiT", PICTURE)}
-NOISE = re.compile(r"(key|k_lin|k_proj)\.bias$")  # their gradients are rounding noise, which Adam scales up
 
 
 def write_models(folder, recipe, loaded, processor=None, **more):
@@ -100,11 +96,6 @@ def trained(request, texts, tmp_path_factory):
     return recipe, {"alone": alone, "two": two, "three": three, "unsharded": unsharded}, folder
 
 
-def weights(output):
-    tensors = load_file(output / "model/model.safetensors")
-    return torch.cat([tensors[name].flatten().double() for name in sorted(tensors) if not NOISE.search(name)])
-
-
 def test_each_process_saves_its_part_of_the_sharded_model(trained):
     _, outputs, folder = trained
     for how, processes in (("two", 2), ("three", 3)):
@@ -122,11 +113,10 @@ def test_weights_losses_and_scores_equal_those_of_one_process_without_fsdp(train
     assert with_fsdp
     for how, name in with_fsdp:
         output, alone = outputs[how][name], outputs["alone"][name]
-        assert runs.distance(weights(output), weights(alone)) < 1e-5, (how, name)
-        losses = [[line["loss"] for line in runs.training_lines(each)][-10:] for each in (output, alone)]
+        assert runs.distance(*map(runs.weights_that_learn, (output, alone))) < 1e-5, (how, name)
+        losses = [runs.losses(each)[-10:] for each in (output, alone)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5), (how, name)
-        scores = [[line for line in runs.metrics(each) if "eval_loss" in line][-1] for each in (output, alone)]
-        assert scores[0] == pytest.approx(scores[1], rel=1e-5), (how, name)
+        assert runs.evaluation(output) == pytest.approx(runs.evaluation(alone), rel=1e-5), (how, name)
 
 
 def test_transformers_loads_the_exported_model(trained):

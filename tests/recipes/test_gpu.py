@@ -14,6 +14,7 @@ import runs
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import recursively_apply
+from runs import losses
 
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
@@ -57,10 +58,6 @@ def train(texts, tmp_path, monkeypatch):
     PartialState._reset_state()
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark = False
-
-
-def losses(output):
-    return [line["loss"] for line in runs.training_lines(output)]
 
 
 RECIPES = ["nlp", "mlm", "image_classification"]

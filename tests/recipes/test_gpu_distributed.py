@@ -8,6 +8,7 @@ import shutil
 import pytest
 import runs
 import torch
+from runs import losses
 
 from benchmarks.harness.launching import python_path
 from shared.processes import starting
@@ -17,10 +18,6 @@ ENVIRONMENT = {"PYTHONPATH": python_path()}  # of a launcher: the repository may
 BF16 = ["--mixed_precision", "bf16"]
 # Heads of a width that the attention kernels in half precision support.
 TEXT = [*runs.TINY, "--hidden_size", "64", "--max_train_steps", "40", "--eval_steps", "40"]
-
-
-def losses(output):
-    return [line["loss"] for line in runs.training_lines(output)]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

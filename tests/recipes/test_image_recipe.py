@@ -13,7 +13,6 @@ from benchmarks.harness.image_variants import probabilities
 from shared.config import options
 from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
-from shared.models.trainable import WeightAverage
 from shared.optimization.optimizers import peak_learning_rate
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -59,26 +58,6 @@ def test_a_run_writes_the_files_of_every_recipe_and_a_picture(trained):
     assert results["eval_top_5_accuracy"] > results["eval_accuracy"]
     assert {"eval_macro_f1", "eval_loss"} <= set(results)
     assert "train_samples_per_second" in runs.metrics(trained)[-1]
-
-
-def test_the_average_of_the_weights_is_exported(recipe, train, tmp_path, monkeypatch):
-    seen = []
-    update = WeightAverage.updated
-
-    def recording(average, grad_norm):
-        update(average, grad_norm)
-        seen.append({name: value.clone() for name, value in average.run.model.state_dict().items()})
-
-    monkeypatch.setattr(WeightAverage, "updated", recording)
-    train(tmp_path, "--ema_decay", 0.7, "--max_train_steps", 4)
-    expected = seen[0]
-    for weights in seen[1:]:
-        expected = {name: 0.7 * value + 0.3 * weights[name] for name, value in expected.items()}
-    exported = load_file(tmp_path / "model/model.safetensors")
-    for name, value in exported.items():
-        if value.is_floating_point():
-            assert torch.allclose(value, expected[name], atol=1e-6), name
-            assert not torch.equal(value, seen[-1][name]), name
 
 
 def test_a_frozen_backbone_has_no_gradient_and_no_optimizer_state_and_does_not_change(recipe, train, trained, tmp_path):
@@ -177,7 +156,7 @@ def test_class_weights_give_torchs_loss_of_the_whole_global_batch(recipe, train,
     (step_logits, step_targets) = zip(*seen[-2:], strict=True)
     if mixing:
         targets = torch.cat([probabilities(each, 10) for each in step_targets])
-    else:
+    else:  # torch divides by the weights of the samples only if each has one class
         targets = torch.cat([each.labels for each in step_targets])
     expected = torch.nn.CrossEntropyLoss(weights, label_smoothing=0.1)(torch.cat(step_logits), targets).item()
     assert runs.training_lines(tmp_path / "run")[0]["loss"] == pytest.approx(expected, rel=1e-6)
@@ -223,3 +202,22 @@ def test_a_run_resumes_with_or_without_a_cache_and_only_with_the_same_images(tra
     for cache in ("none", "uint8"):
         with pytest.raises(UserError, match="the data have changed since this run began"):
             train(tmp_path / "run", *flags, "--max_train_steps", 4, "--cache", cache)
+
+
+# Each step fits one micro-batch, so that two processes cut it; an epoch ends with a step of fewer samples.
+CUT = [
+    *(*runs.TINY_IMAGES, "--per_device_train_batch_size", 48, "--max_train_samples", 200, "--max_train_steps", "None"),
+    *("--num_train_epochs", 2, "--checkpointing_steps", 2, "--save_total_limit", "None"),
+]
+
+
+def test_a_run_with_batch_norm_that_goes_on_with_fewer_processes_keeps_its_micro_batches(tmp_path, capsys):
+    whole = runs.run_many(2, {"whole": CUT}, tmp_path, recipe="recipes/image_classification.py")["whole"]
+    resumed, checkpoint = tmp_path / "resumed", whole / "checkpoints/step_00000002"
+    runs.train("image_classification", resumed, *CUT, "--resume_from_checkpoint", checkpoint)
+    assert runs.distance(runs.weights(resumed), runs.weights(whole)) < 1e-5
+    said = capsys.readouterr().out
+    assert "resumed on 1 process, saved on 2: equal up to rounding" in " ".join(said.split())
+    assert "as on the 2 processes of the first launch" in said
+    assert {line["processes"] for line in runs.training_lines(whole)} == {2}
+    assert {line["processes"] for line in runs.training_lines(resumed)} == {1}

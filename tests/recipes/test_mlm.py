@@ -24,11 +24,6 @@ pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
 
 @pytest.fixture(scope="module")
-def mlm():
-    return runs.load_recipe("mlm")
-
-
-@pytest.fixture(scope="module")
 def trained(mlm, texts, tmp_path_factory):
     """The folder of a finished run of twenty steps."""
     output = tmp_path_factory.mktemp("trained") / "run"

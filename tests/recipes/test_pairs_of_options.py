@@ -209,18 +209,11 @@ def choices(module, found: dict[str, list[str]]) -> Iterator[dict[str, str]]:
     return rows_of(factors_of(module.Config, **found), fits)
 
 
+@pytest.mark.parametrize("most", [FEW, pytest.param(None, marks=pytest.mark.campaign)], ids=["few", "each"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_many_pairs_of_options_train_or_are_refused_in_one_line(recipe, folders, tmp_path):
-    module = runs.load_recipe(recipe)
-    for number, row in enumerate(itertools.islice(choices(module, folders[recipe]), FEW)):
-        train(module, row, tmp_path / str(number))
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_each_pair_of_options_trains_or_is_refused_in_one_line(recipe, folders, tmp_path):
+def test_pairs_of_options_train_or_are_refused_in_one_line(recipe, most, folders, tmp_path):
     module, failed = runs.load_recipe(recipe), []
-    for number, row in enumerate(choices(module, folders[recipe])):
+    for number, row in enumerate(itertools.islice(choices(module, folders[recipe]), most)):
         try:
             train(module, row, tmp_path / str(number))
         except AssertionError as error:

@@ -10,8 +10,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from shared.config import options
 from shared.pretrained.from_pretrained import POOLINGS
 
-pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-
 
 @pytest.fixture(scope="module")
 def prepared(nlp, texts):

@@ -7,6 +7,7 @@ import time
 import pytest
 import runs
 from range_server import RangeServer
+from s3_server import S3Server
 
 from shared import prepare
 from shared.config import options
@@ -18,11 +19,6 @@ MLM = runs.ROOT / "recipes/mlm.py"
 STEPS = [*runs.TINY, "--checkpointing_steps", 4]
 SMALL_CACHE = ["--cache_gb", "0.00001"]  # 10 kB of 23; a step needs a few
 TOKENS = "training/tokens.npy"
-
-
-@pytest.fixture(scope="module")
-def mlm():
-    return runs.load_recipe("mlm")
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +125,6 @@ def test_any_number_of_processes_gives_the_bytes_of_files(folder, expected, tmp_
 
 
 @pytest.mark.docs
-def test_workers_give_the_bytes_of_files(folder, expected, tmp_path):
-    """In a real launch, because processes of the fork server cannot start workers."""
-    with RangeServer(folder, delay=0.05) as server:
-        flags = ["--prepared_data", server.url, "--dataloader_num_workers", 2, "--output_dir", tmp_path / "run"]
-        runs.succeed(runs.torchrun(2, MLM, *STEPS, *flags), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    assert runs.exported(tmp_path / "run") == expected[2]
-
-
-@pytest.mark.docs
 @pytest.mark.parametrize(("status", "reason"), [(403, r"cannot be read \(HTTP 403\)"), (404, "does not exist")])
 def test_a_file_that_cannot_be_read_ends_every_process_with_one_line(folder, tmp_path, status, reason):
     with RangeServer(folder, answer=lambda path, _: status if path == TOKENS else None) as server:
@@ -169,28 +156,13 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bytes(folder, expected, tmp
 
 
 @pytest.fixture
-def bucket(folder, monkeypatch):
-    """The environment and the URL of an S3 server with the prepared data."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    environment = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="corpus")
-    for path in filter(os.path.isfile, folder.rglob("*")):
-        client.upload_file(str(path), "corpus", f"a/{path.relative_to(folder)}")
-    yield environment, client
-    server.stop()
+def bucket(folder):
+    """The environment of clients of an S3 server with the prepared data, and a client."""
+    with S3Server("corpus") as server:
+        client = server.client()
+        for path in filter(os.path.isfile, folder.rglob("*")):
+            client.upload_file(str(path), "corpus", f"a/{path.relative_to(folder)}")
+        yield server.environment, client
 
 
 @pytest.mark.docs
@@ -199,7 +171,7 @@ def test_runs_from_an_s3_bucket_end_with_the_bytes_of_files(folder, expected, tm
     flags = [*STEPS, "--prepared_data", "s3://corpus/a", *SMALL_CACHE]
     output = runs.run_many(1, {"s3": flags}, tmp_path, MLM, **environment)["s3"]
     assert runs.exported(output) == expected[1]
-    workers = ["--dataloader_num_workers", 2, "--output_dir", tmp_path / "workers"]
+    workers = ["--dataloader_num_workers", 2, "--output_dir", tmp_path / "workers"]  # a forked process has none
     on_cpu = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     runs.succeed(runs.torchrun(2, MLM, *flags, *workers), **environment, **on_cpu)
     assert runs.exported(tmp_path / "workers") == expected[2]

@@ -6,6 +6,7 @@ import toy_data
 
 CASES = [
     ("nlp", ["--no_packing"]),
+    ("nlp", ["--freeze", "embeddings", "layer.0", "--layer_lr_decay", 0.5]),
     ("mlm", ["--model_type", "bert", "--whole_word_masking"]),
     ("mlm", ["--model_type", "roberta", "--whole_word_masking"]),
     ("mlm", ["--activation_dtype", "bf16", "--mixed_precision", "no"]),

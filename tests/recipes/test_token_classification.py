@@ -4,19 +4,17 @@ One launch for each number of processes runs all configs. The tolerances are tho
 """
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import runs
 import torch
 import toy_data
-from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS, prepared, vector
+from exact_runs import ALONE, ONE_STEP, SGD_RATE, TWENTY_STEPS, prepared, vector
 from torch.nn import functional as F
 
 from shared.plan.batches import Plan
 
-pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 # Half of the texts are longer than a window.
 TINY = [*runs.TINY, "--max_length", "24", "--stride", "6", "--learning_rate", "1e-2"]
 DROPPED = "\u200b"  # a word without pieces
@@ -86,8 +84,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_all_words_of_the_glo
     config, train, _, tags, tokenizer = prepared(recipe, configs["gradient"])
     model = recipe.build_model(config, tags, tokenizer)
     before = vector(model.state_dict())
-    alone = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)
-    plan = Plan.of_run(config, alone, lengths=train.lengths, weights=train.num_words, packed=True)
+    plan = Plan.of_run(config, ALONE, lengths=train.lengths, weights=train.num_words, packed=True)
     samples, _ = plan.global_batch(0)
     losses, _ = losses_of_words(model, train, samples)
     assert len(losses) == train.num_words[samples].sum() > 2 * len(samples)

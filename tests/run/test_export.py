@@ -55,12 +55,8 @@ def test_an_export_is_complete_and_replaces_the_older_one_with_the_usual_permiss
         export(accelerator(), config, finished_progress, Model(), Private())
     finally:
         os.umask(before)
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {
-        "model.safetensors",
-        "tokenizer",
-        "README.md",
-        "more",
-    }
+    written = {path.name for path in (tmp_path / "model").iterdir()}
+    assert written == {"model.safetensors", "tokenizer", "README.md", "more"}
     for path in (tmp_path / "model", *(tmp_path / "model").iterdir()):
         assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

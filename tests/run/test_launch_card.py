@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-from accelerate.commands import launch
-from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from shared.checkpoints.progress import Progress
 from shared.config import options
@@ -24,11 +22,7 @@ BERT = ["--model_name_or_path", "bert"]
         ("nlp", [], ""),
         ("nlp", ["--hidden_size", "64"], ""),
         ("nlp", BERT, ""),
-        (
-            "nlp",
-            ["--model_name_or_path", "bert", "--hidden_size", "64", "--vocab_size", "9"],
-            "--hidden_size 64, --vocab_size 9",
-        ),
+        ("nlp", [*BERT, "--hidden_size", "64", "--vocab_size", "9"], "--hidden_size 64, --vocab_size 9"),
         ("mlm", [*BERT, "--model_type", "bert"], "--model_type bert"),
         ("image_classification", ["--model_name_or_path", "vit", "--depths", "2", "3"], "--depths 2 3"),
     ],
@@ -103,23 +97,3 @@ def test_a_single_process_of_a_launch_that_asked_for_more_is_noted(monkeypatch):
     assert alone() == "1"
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert alone().startswith("1, although MASTER_ADDR is set, as for several: ")
-
-
-@pytest.mark.parametrize(
-    ("kind", "flags", "asked"),
-    [("MULTI_CPU", [], True), ("NO", ["--num_processes", "2"], True), ("NO", ["--num_processes", "1"], False)],
-)
-def test_accelerate_launch_shows_what_it_was_asked_for(kind, flags, asked, tmp_path, monkeypatch):
-    """What `alone` reads: accelerate starts one process in these cases."""
-    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    number = "num_processes: 2\n" * (kind == "MULTI_CPU")
-    file = tmp_path / "launcher.yaml"
-    file.write_text(f'distributed_type: "{kind}"\n{number}use_cpu: true\nmixed_precision: "no"\n')
-    given = launch.launch_command_parser().parse_args(["--config_file", str(file), *flags, "recipe.py"])
-    started = []
-    monkeypatch.setattr(launch, "simple_launcher", started.append)
-    launch.launch_command(given)
-    _, environment = prepare_simple_launcher_cmd_env(started[0])
-    assert ("MASTER_ADDR" in environment) == asked
-    assert "WORLD_SIZE" not in environment

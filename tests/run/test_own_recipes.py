@@ -1,11 +1,9 @@
 """Recipes of one's own: a run averages batch norm by itself, and refuses a wrong loss and misnamed scores."""
 
-import shutil
 import sys
 
 import pytest
 import runs
-import torch
 
 from shared.errors import UserError
 
@@ -55,16 +53,6 @@ def test_a_model_with_batch_norm_gives_the_same_run_on_one_process_and_on_two(tm
     scores = [[line["eval_r2"] for line in runs.metrics(folder) if "eval_r2" in line] for folder in (one, two)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     assert scores[0][-1] > 0.3
-
-
-def test_a_resumed_run_has_the_same_averages_of_batch_norm(train, tmp_path):
-    flags = ["--micro_batches_per_step", 2, "--checkpointing_steps", 3]
-    train(AVERAGED, *flags)
-    whole = runs.weights(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/model")
-    shutil.rmtree(tmp_path / "run/checkpoints/step_00000006")
-    train(AVERAGED, *flags)
-    assert torch.equal(runs.weights(tmp_path / "run"), whole)
 
 
 def test_a_mean_loss_is_refused_before_the_first_step(train, tmp_path):

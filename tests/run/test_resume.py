@@ -1,56 +1,65 @@
-"""Data that changed are refused."""
+"""Data that changed, or whose changes could not be noticed, are refused."""
 
-from dataclasses import dataclass
-
+import datasets
+import pytest
 import runs
+import torch
 from stand_ins import accelerator
 
 from shared.checkpoints.progress import Progress
 from shared.options.data_options import DataOptions
 from shared.run.resume import refuse_changed_data
 
+CHANGED = (
+    "the data have changed since this run began, or other library versions prepared them: restore them to resume, or "
+    "begin a new run in another --output_dir"
+)
 
-@dataclass
-class Data:
-    """A data set of three samples, with a digest."""
 
-    version: int = 0
-    lengths = (1, 1, 1)
+class Data(list):
+    """A data set whose only sample is its digest."""
 
-    def __len__(self):
-        return len(self.lengths)
-
-    def __getitem__(self, i):
-        return i
+    lengths = (1,)
 
     def digest(self):
-        return str(self.version)
+        return self[0]
 
 
-def refusal(config, progress, *data):
-    return runs.refusal(refuse_changed_data, accelerator(), progress, config, *data)
+def problem_with(progress, *data, **settings):
+    return runs.problem_of(refuse_changed_data, accelerator(), progress, DataOptions(**settings), *data)
 
 
-def test_the_digests_are_kept_in_the_state_and_compared(tmp_path):
-    config = DataOptions(output_dir=str(tmp_path / "run"))
+def test_the_digests_are_kept_in_the_state_and_compared_and_the_message_names_only_flags_that_were_given():
     progress = Progress()
-    refuse_changed_data(accelerator(), progress, config, Data(), Data(1))
+    assert problem_with(progress, Data("0"), Data("1")) is None
     progress = Progress.from_state(progress.state())  # through a checkpoint
-    refuse_changed_data(accelerator(), progress, config, Data(), Data(1))
-    assert refusal(config, progress, Data(), Data(2)) == (
-        "the data have changed since this run began, or other library versions prepared them: restore them to resume, "
-        "or begin a new run in another --output_dir"
-    )
+    assert problem_with(progress, Data("0"), Data("1")) is None
+    assert problem_with(progress, Data("0"), Data("2")) == CHANGED
+    resumed = problem_with(progress, Data("0"), Data("2"), resume_from_checkpoint="a/step_00000003")
+    assert resumed == f"{CHANGED}, without --resume_from_checkpoint"
 
 
-def test_the_message_names_only_flags_that_were_given(tmp_path):
-    progress = Progress(data=["0"])
-    given = DataOptions(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(tmp_path))
-    assert refusal(given, progress, Data(1)).endswith(", without --resume_from_checkpoint")
-
-
-def test_the_state_of_an_older_version_has_counts_which_are_ignored(tmp_path):
-    config = DataOptions(output_dir=str(tmp_path / "run"))
+def test_the_state_of_an_older_version_has_counts_which_are_ignored():
     old = Progress.from_state(Progress(data=["0"]).state() | {"data_counts": {"the training data": {"samples": 3}}})
-    refuse_changed_data(accelerator(), old, config, Data())
-    assert refusal(config, old, Data(1)).startswith("the data have changed since this run began")
+    assert problem_with(old, Data("0")) is None
+    assert problem_with(old, Data("1")) == CHANGED
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from ()
+
+
+ROWS = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 9})
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (Stream(), "Stream can only be read sequentially"),
+        (ROWS.to_iterable_dataset(), "IterableDataset can only be read sequentially"),
+        (ROWS, "load_data returned a Dataset without lengths and digest"),
+    ],
+)
+def test_data_without_an_index_or_the_required_attributes_are_refused(data, expected):
+    assert problem_with(Progress(), data).startswith(expected)

@@ -44,14 +44,10 @@ def test_a_warm_up_pass_restores_parameters_buffers_gradients_and_random_state()
     assert torch.equal(rng, torch.get_rng_state())
 
 
-def test_parameters_without_a_gradient_are_named():
+def test_parameters_without_a_gradient_are_named_unless_they_are_frozen():
     model = Net(unused=True)
     with pytest.raises(UserError, match=r"forgotten\.weight, forgotten\.bias"):
         run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
-
-
-def test_frozen_parameters_need_no_gradient():
-    model = Net(unused=True)
     model.forgotten.requires_grad_(False)
     run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
 

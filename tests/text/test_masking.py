@@ -169,7 +169,7 @@ def test_a_word_of_single_bytes_is_one_word():
 
 
 def test_whole_words_of_unknown_ends_and_a_tokenizer_without_a_mask_token_are_refused():
-    """tests/recipes/test_bad_flags.py has the shares that do not fit."""
+    """tests/recipes/test_bad_input.py has the shares that do not fit."""
     with pytest.raises(UserError, match="--whole_word_masking"):
         masking_for(tokenizer(["a", "b"]), 0.3, whole_words=True)
     with pytest.raises(UserError, match="no mask token"):

@@ -184,9 +184,9 @@ def compare_newest(run_a: Path, run_b: Path) -> Quantity:
     if not a or not b:
         return Quantity("newest checkpoint", {})
     newest = max([*a, *b])
-    lacking = [str(run) for run, steps in ((run_a, a), (run_b, b)) if newest not in steps]
-    said = f"{' and '.join(lacking)} has none of step {newest}"
-    return Quantity("newest checkpoint", {newest: (math.inf if lacking else 0.0, said)})
+    difference = 0.0 if newest in a and newest in b else math.inf
+    said = f"{run_b if newest in a else run_a} has none of step {newest}"
+    return Quantity("newest checkpoint", {newest: (difference, said)})
 
 
 def compare_ends(run_a: Path, run_b: Path) -> list[Quantity]:
@@ -289,8 +289,8 @@ def print_results(runs: Sequence[Path]) -> int:
     table = [[*differing, "runs", "seeds", *scores]]
     for each, found in zip(settings, results, strict=True):
         row = [*(shown(each.get(name)) for name in differing), str(len(found)), " ".join(map(str, found))]
-        values = [[result[name] for result in found.values() if name in result] for name in scores]
-        table.append(row + [mean_and_spread(each) for each in values])
+        spreads = (mean_and_spread([result[name] for result in found.values() if name in result]) for name in scores)
+        table.append([*row, *spreads])
     print_table(table)
     print("mean ± standard deviation over the seeds, of the evaluation of the exported model")
     return 0

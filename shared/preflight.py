@@ -101,7 +101,7 @@ def open_store(place: Place, seconds: float) -> dist.TCPStore:
         UserError: rank 0 cannot open that address, or the others do not reach it; names the likely cause.
         Preempted: another process of this machine was preempted.
     """
-    begun, printed, host = time.monotonic(), False, socket.gethostname()
+    begun, printed, why, host = time.monotonic(), False, "", socket.gethostname()
     if place.serves:
         try:
             socket.create_server((place.address, place.port)).close()
@@ -116,10 +116,11 @@ def open_store(place: Place, seconds: float) -> dist.TCPStore:
             socket.create_connection((place.address, place.port), max(0.1, min(5, left))).close()
             break
         except OSError as error:
-            why = (
-                f"{host} cannot connect to rank 0 at {place.where} ({error.strerror or error}): start rank 0 there, "
-                "give the same MASTER_ADDR and MASTER_PORT on all machines, and open the port between them"
-            )
+            if not why or not isinstance(error, TimeoutError):  # the last attempt is too short to find the cause again
+                why = (
+                    f"{host} cannot connect to rank 0 at {place.where} ({error.strerror or error}): "
+                    "start rank 0 there, give the same MASTER_ADDR and MASTER_PORT everywhere, and open the port"
+                )
         if left <= 0:
             raise UserError(why)
         agreement.raise_if_peer_ended()

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from shared.cache.prepared import each_share
 from shared.config.fields import Limits, Meaning
-from shared.contrastive import retrieval, tuples
+from shared.contrastive import tuples
 from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.losses import WITHOUT_SCORES, check_dims, objective_of
 from shared.contrastive.models import LOADING, Pooling, SentenceTokenizer, add_pooling, check_modules, static_model
-from shared.contrastive.tuples import TextTuples, TupleCollate
 from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
@@ -135,17 +134,21 @@ def main(config: Config) -> dict[str, float]:
 
 
 def evaluate(
-    accelerator: Any, objective: Any, model: Any, width: int, plan: Plan, data: TextTuples, collate: TupleCollate
+    accelerator: Any, objective: Any, model: Any, width: int, plan: Plan, data: tuples.TextTuples, collate: Any
 ) -> dict[str, float]:
     """Loss and scores of the objective, from the embeddings of all texts of `data`; {} if a signal interrupted it."""
-    pad, found = collate.of_texts, []
+    pad, every = collate.of_texts, []
+
+    def of_batch(*given: Any) -> tuple[Tensor, Tensor]:
+        embeddings = predict_batch(*given)
+        return embeddings, embeddings.new_zeros(len(embeddings))  # the loss is one of all texts together
+
     for texts in data.texts:
         batches = feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
-        embeddings = retrieval.embed_texts(accelerator, model, batches, predict_batch, len(texts), width)
-        if embeddings is None:
+        if (found := evaluation.collect(accelerator, model, batches, of_batch, (len(texts), width))) is None:
             return {}
-        found.append(embeddings)
-    return objective.evaluate(accelerator, found, data)
+        every.append(torch.from_numpy(found[0]).to(accelerator.device, torch.float32))
+    return objective.evaluate(accelerator, every, data)
 
 
 def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> Tensor:
@@ -156,7 +159,7 @@ def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> Tensor:
 # To train with your own data or model, replace the functions below.
 
 
-def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
+def load_data(config: Config) -> tuple[tuples.TextTuples, tuples.TextTuples, Any]:
     """Training and validation data, and the tokenizer. Validation needs no hard negatives."""
     pair, longest = config.text_column_names[:2], max(config.max_length)
     train, validation = tuples.load_tuples(config)
@@ -169,7 +172,7 @@ def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
     return first, second.with_corpus(*corpus), tokenizer
 
 
-def encode(config: Config, table: Any, tokenizer: Any) -> TextTuples:
+def encode(config: Config, table: Any, tokenizer: Any) -> tuples.TextTuples:
     """The texts of a table, also of the file of `python -m shared.predict`."""
     return tuples.tokenize_tuples(table, config, tokenizer)
 

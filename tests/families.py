@@ -1,7 +1,21 @@
-"""The families of docs/models.md as tiny models of random weights."""
+"""The families of docs/models.md as tiny models of random weights, and models by type with their batches."""
+
+from types import SimpleNamespace
 
 import torch
-from transformers import AutoConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+)
+
+CPU, CLASSIFIER, MASKED_LM = torch.device("cpu"), AutoModelForSequenceClassification, AutoModelForMaskedLM
+PICTURES = ("deit", "vit")  # classifiers of images
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+DROPOUTS += ("seq_classif_dropout", "classifier_dropout")
+NO_DROPOUT = dict.fromkeys(DROPOUTS, 0.0)
 
 SIZES = {
     **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -59,3 +73,40 @@ def tiny(auto, family, vocab_size, **more):
             if weights.ndim > 1:
                 weights.mul_(max(1.0, 0.3 / weights.std().item()))
     return model
+
+
+def accelerator(precision="no"):
+    """What `adapt_to_device` reads of an Accelerator."""
+    return SimpleNamespace(device=CPU, num_processes=1, is_fsdp2=False, mixed_precision=precision, print=print)
+
+
+def config_of(kind, **more):
+    """The config of a model of this type with three layers, without dropout."""
+    sizes = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 3, "initializer_range": 0.2, "num_labels": 3}
+    data = {"vocab_size": 50, "pad_token_id": 0}
+    if kind in PICTURES:  # without architectures, a deit has two classes
+        data = {"image_size": 16, "patch_size": 4, "architectures": ["DeiTForImageClassification"]}
+    return AutoConfig.for_model(kind, **sizes | data | NO_DROPOUT | more)
+
+
+def small(kind, auto=None, **more):
+    """A model of this type with random weights, in training mode; a classifier by default."""
+    torch.manual_seed(0)
+    auto = auto or (AutoModelForImageClassification if kind in PICTURES else CLASSIFIER)
+    return auto.from_config(config_of(kind, **more)).train()
+
+
+def batch(kind="bert", padded=True):
+    """Three images, or three texts, some of which have padding."""
+    if kind in PICTURES:
+        return {"pixel_values": torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(int(padded)))}
+    lengths = torch.tensor([[20], [13], [5]] if padded else [[20], [20], [20]])
+    return {"input_ids": torch.arange(60).view(3, 20) % 49 + 1, "attention_mask": (torch.arange(20) < lengths).long()}
+
+
+class OwnHeadForSequenceClassification(BertForSequenceClassification):
+    """A user's own class: BERT with another head."""
+
+    def forward(self, **inputs):
+        return SimpleNamespace(logits=self.classifier(self.bert(**inputs).last_hidden_state.mean(1)))

@@ -120,7 +120,7 @@ def pixels(train: tuple[Any, Any], validation: tuple[Any, Any]) -> Scores:
 
 def most_frequent_tags(train: pa.Table, validation: pa.Table) -> Scores:
     """The most frequent tag of each word in training, and O for unknown words."""
-    from shared.tagging.tags import Tags, first_words, tagging_scores
+    from shared.tagging.tags import WORDS, Tags, begins_of, sizes_of, tagging_scores
 
     usual: dict[str, Counter[str]] = {}
     for words, tags in zip(train["tokens"].to_pylist(), train["tags"].to_pylist(), strict=True):
@@ -130,7 +130,8 @@ def most_frequent_tags(train: pa.Table, validation: pa.Table) -> Scores:
     guesses = [[best.get(word, "O") for word in words] for words in validation["tokens"].to_pylist()]
     guessed = pa.table({"tokens": validation["tokens"], "tags": pa.array(guesses, validation["tags"].type)})
     of_training = Tags.of(train)
-    return tagging_scores(of_training, *map(of_training.encode, (guessed, validation)), first_words(validation))
+    begins = begins_of(sizes_of(validation[WORDS].combine_chunks()))
+    return tagging_scores(of_training, *map(of_training.encode, (guessed, validation)), begins)
 
 
 def tfidf_retrieval(train: pa.Table, validation: pa.Table) -> Scores:

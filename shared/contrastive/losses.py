@@ -137,9 +137,7 @@ class CosentLoss:
     def of_samples(self, embeddings: Tensor, scores: Tensor, rows: slice = slice(None)) -> Tensor:
         """The loss of a batch, for each of the samples `rows`, [rows]: it belongs to the batch as a whole.
 
-        Args:
-            embeddings: [2, G, width]: the first and the second texts. Not normalized.
-            scores: float64 [1, G].
+        `embeddings` [2, G, width] are those of the first and second texts, not normalized. `scores`: float64 [1, G].
         """
         losses = [of_cosines(cosines_of(embeddings, dim), scores[0], self.temperature) for dim in self.dims or (None,)]
         return torch.stack(losses).mean().to(embeddings.dtype).expand(embeddings.shape[1])[rows]

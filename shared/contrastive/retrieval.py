@@ -1,6 +1,6 @@
 """Retrieval scores: how well the embedding of an anchor finds its positive among all positives of a data set."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.monitoring.evaluation import gather_rows
-from shared.plan.batches import MicroBatch
-from shared.processes import preemption
 from shared.processes.starting import without_tf32
 
 DEPTH = 10  # the scores look at the first ten results of a search
@@ -53,43 +51,6 @@ class Task:
         """The pairs of a part of the queries; their queries are counted from its first one."""
         start, stop = np.searchsorted(self.pairs[:, 0], (part.start, part.stop))
         return self.pairs[start:stop] - (part.start, 0)
-
-
-def embed_texts(
-    accelerator: Any,
-    model: Any,
-    batches: Iterable[tuple[MicroBatch, Any]],
-    predict: Callable[[Any, MicroBatch, Any], Tensor],
-    count: int,
-    width: int,
-) -> Tensor | None:
-    """The embeddings of a data set, [count, width], on every process; each process computes its share.
-
-    Every process calls this.
-
-    Args:
-        accelerator: sums over the processes.
-        model: as the loop calls it; it is in evaluation mode during the pass.
-        batches: those of this process.
-        predict: called with the unwrapped model, the micro-batch and its batch; returns the embeddings [texts, width].
-        count: texts of the data set.
-        width: of an embedding.
-
-    Returns:
-        None if a signal interrupted the pass.
-    """
-    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    samples, rows = [np.empty(0, np.int64)], [torch.empty(0, width, device=accelerator.device)]
-    with torch.inference_mode():
-        for micro_batch, batch in preemption.watch(accelerator, batches):
-            embeddings = predict(model, micro_batch, batch)
-            if micro_batch.counted:
-                samples.append(micro_batch.samples)
-                rows.append(embeddings)
-    model.train()
-    if preemption.cut_short(accelerator):
-        return None
-    return gather_rows(accelerator, np.concatenate(samples), torch.cat(rows), count)
 
 
 @without_tf32()

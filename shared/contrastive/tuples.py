@@ -140,38 +140,27 @@ def texts_in(table: pa.Table, column: str, prompt: str, may_be_lists: bool) -> t
     Raises:
         UserError: there is no such column, or a row has another number of texts than the first.
     """
-    size = texts_per_row(table, column) if may_be_lists else None
-    if not prompt and size is None:
+    cells, size = column_of(table, column, FLAG, as_text=True), 0
+    is_list = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if may_be_lists and any(check(cells.type) for check in is_list):
+        counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
+        size = int(counts[0])
+        if len(others := np.flatnonzero((counts != size) | (counts == 0))):
+            raise UserError(
+                f"{where(table, int(others[0]))} has {counts[others[0]]} texts in {column}, and the first row has "
+                f"{size}: give all rows the same number, at least one"
+            )
+    elif not prompt:
         return table, [column]
-    names = [column] if size is None else [f"{column} {number}" for number in range(1, size + 1)]
+    names = [f"{column} {number}" for number in range(1, size + 1)] or [column]
 
     def convert(block: pa.Table) -> tuple[pa.Table, int]:
         cells = column_of(block, column, FLAG, as_text=True)
-        each = [cells] if size is None else [pc.list_element(cells, place) for place in range(size)]
+        each = [pc.list_element(cells, place) for place in range(size)] or [cells]
         texts = [after_prompt(prompt, part) for part in each]
         return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN]), 0
 
-    return converted(table, convert, "texts", column, prompt, size)[0], names
-
-
-def texts_per_row(table: pa.Table, column: str) -> int | None:
-    """How many texts the lists of a column have; None for a column without lists.
-
-    Raises:
-        UserError: there is no such column, or a row has another number of texts than the first.
-    """
-    cells = column_of(table, column, FLAG, as_text=True)
-    is_list = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
-    if not any(check(cells.type) for check in is_list):
-        return None
-    counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
-    others = np.flatnonzero((counts != counts[0]) | (counts == 0))
-    if len(others):
-        raise UserError(
-            f"{where(table, int(others[0]))} has {counts[others[0]]} texts in {column}, and the first row has "
-            f"{counts[0]}: give all rows the same number, at least one"
-        )
-    return int(counts[0])
+    return converted(table, convert, "texts", column, prompt, size or None)[0], names
 
 
 def after_prompt(prompt: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -10,16 +10,15 @@ everything else that works on a model of transformers also works on an adapted o
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from shared.config.options import Options
 from shared.errors import UserError, listed, say
@@ -30,20 +29,6 @@ from shared.plan.draws import hash64
 ADAPTER = "default"  # PEFT's own name for an adapter; its files do not contain it
 DRAW = 3  # the last word of the hash that seeds A; shared/plan/draws.py uses 1 and 2
 TASKS = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}  # of PEFT, by end of the class
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The content of the two files of an adapter, in PEFT's format."""
-
-    settings: dict[str, Any]
-    weights: dict[str, Tensor]
-    """A and B of each adapted layer, and the head of a classifier."""
-
-    def save(self, folder: Path) -> None:
-        """Write adapter_config.json and adapter_model.safetensors."""
-        save_file(self.weights, folder / "adapter_model.safetensors", {"format": "pt"})
-        (folder / "adapter_config.json").write_text(json.dumps(self.settings, indent=2, sort_keys=True) + "\n")
 
 
 def add_adapters(config: Options, model: nn.Module) -> None:
@@ -119,30 +104,25 @@ def layers_to_adapt(model: Any, head: Sequence[str], patterns: Sequence[str] | N
     from transformers.pytorch_utils import Conv1D
 
     base = encoder_of(model)
-    inside = {id(module) for module in base.modules()} - {
-        id(module) for name in head for module in model.get_submodule(name).modules()
-    }
+    inside = {*base.modules()}.difference(*(model.get_submodule(name).modules() for name in head))
     layers = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and id(module) in inside
+        if isinstance(module, nn.Linear | Conv1D) and module in inside
     }
     kind = type(model).__name__
     if not layers:
         raise UserError(f"--lora_rank: the encoder of a {kind} has no linear layers to adapt: leave it out")
-    for pattern in patterns or ():
-        if not any(matches(name, pattern) for name in layers):
+    named = {each: [name for name in layers if fnmatchcase(f".{name}", f"*.{each}")] for each in patterns or ()}
+    for pattern, found in named.items():
+        if not found:
             names = listed(list(dict.fromkeys(name.rpartition(".")[2] for name in layers)))
             raise UserError(
                 f"--lora_targets {pattern}: no linear layer of the encoder of a {kind} has such a name: its layers are "
                 f"called {names}"
             )
-    return {n: layer for n, layer in layers.items() if not patterns or any(matches(n, each) for each in patterns)}
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether a module's full name ends with the parts of a pattern."""
-    return fnmatchcase(f".{name}", f"*.{pattern}")
+    chosen = {name for found in named.values() for name in found} if patterns else layers.keys()
+    return {name: layer for name, layer in layers.items() if name in chosen}
 
 
 def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
@@ -163,23 +143,21 @@ def random_adapters(model: nn.Module) -> Iterator[None]:
     matrices = [layer.lora_B[ADAPTER].weight for _, layer in adapted_layers(model)]
     generator = torch.Generator().manual_seed(0)
     try:
-        with torch.no_grad():
-            for matrix in matrices:
-                matrix.copy_(torch.randn(matrix.shape, generator=generator) / 10)
+        for matrix in matrices:
+            matrix.data.copy_(torch.randn(matrix.shape, generator=generator) / 10)
         yield
     finally:
-        with torch.no_grad():
-            for matrix in matrices:
-                matrix.zero_()
+        for matrix in matrices:
+            matrix.data.zero_()
 
 
-def merge_adapters(model: Any, config: Options) -> Adapter | None:
+def merge_adapters(model: Any, config: Options) -> Callable[[Path], None] | None:
     """Add each adapter to the weights of its layer and remove it, so that the model is one of transformers again.
 
     Every process calls this, because FSDP shards the weights.
 
     Returns:
-        The adapters in PEFT's format, which are not merged; None if the model has none.
+        Writes the two files of PEFT, with the adapters as they were, into a folder; None if the model has none.
     """
     from torch.distributed.tensor import DTensor
 
@@ -207,4 +185,9 @@ def merge_adapters(model: Any, config: Options) -> Adapter | None:
         layer.merge()
         model.set_submodule(name, layer.get_base_layer())
     del model.peft_config, model.merge_adapters
-    return Adapter(settings, weights)
+
+    def save(folder: Path) -> None:
+        save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
+        (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+    return save

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from shared.compat import of_torch, of_transformers
 from shared.encoders.packing import PADDED, Packing, use_packed_attention
 from shared.speed import first_token
-from shared.speed.documents import Documents, attend, kept_tokens
-from shared.speed.first_token import replace_last_layer
+from shared.speed.first_token import Documents, attend, kept_tokens, replace_last_layer
 from shared.speed.self_check import keep_if_equal, rows_of, text_batch
 
 SPARSE = "head_is_sparse"  # attribute of a model whose head computes masked tokens only
@@ -85,9 +84,8 @@ class MaskedHead:
 def compute_only_masked(config: Any, model: Any) -> None:
     """Make the last layer compute the masked tokens only, in packed batches.
 
-    It needs the keys and values of all tokens, but query, attention and feed-forward network of these tokens only. If
-    that changes logits or gradients (see `keep_if_equal`), it is undone. All other batches are computed as before: rows
-    with padding, and documents without masked tokens.
+    If that changes logits or gradients (see `keep_if_equal`), it is undone. All other batches are computed as before:
+    rows with padding, and documents without masked tokens.
 
     Without effect on models that `predict_only_masked` has not adapted or that are not of one of FAMILIES.
     """
@@ -111,28 +109,22 @@ def compute_only_masked(config: Any, model: Any) -> None:
 
 
 def of_masked(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The forward pass of a layer for the masked tokens of packed documents, and for all tokens of other batches."""
+    """The forward pass of a layer for the masked tokens of packed documents, and for all tokens of other batches.
+
+    A layer with a window needs the places of the masked tokens if a document is longer than the window. Only
+    `padded_attention` takes places; with the other kernel, the whole layer is computed.
+    """
 
     def compute(layer: Any, hidden_states: Tensor, *args: Any, **more: Any) -> Tensor:
         documents: Documents | None = more.get("documents")
-        short = documents is not None and knows_places(layer, documents)
-        return (forward if short else type(layer).forward)(layer, hidden_states, *args, **more)
+        if documents is None or documents.masked is None or not documents.masked.longest:
+            return type(layer).forward(layer, hidden_states, *args, **more)
+        window = getattr(getattr(layer, "attn", None), "sliding_window", None)
+        knows_places = window is None or documents.longest <= window
+        knows_places = knows_places or of_transformers.attention_name(layer.attn.config) == PADDED
+        return (forward if knows_places else type(layer).forward)(layer, hidden_states, *args, **more)
 
     return compute
-
-
-def knows_places(layer: Any, documents: Documents) -> bool:
-    """Whether the attention of a layer can compute the masked tokens only: it knows their places, or has no window.
-
-    Only `padded_attention` takes places. The other kernel computes the whole layer if a document is longer than the
-    window. Both need at least one masked token.
-    """
-    if documents.masked is None or not documents.masked.longest:
-        return False
-    window = getattr(getattr(layer, "attn", None), "sliding_window", None)
-    if window is None or documents.longest <= window:
-        return True
-    return of_transformers.attention_name(layer.attn.config) == PADDED
 
 
 def modernbert_layer(
@@ -174,8 +166,7 @@ def rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return (states.float() * cosine[:, :, None] + turned * sine[:, :, None]).to(states.dtype)
 
 
-ALIKE = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
 FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {  # as in shared/speed/first_token.py
-    **{family: first_token.FAMILIES[family] for family in ALIKE},
+    **{family: layers for family, layers in first_token.FAMILIES.items() if family not in ("deit", "vit")},
     "modernbert": ("layers", modernbert_layer),
 }

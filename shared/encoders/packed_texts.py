@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shared.compat import of_transformers
 from shared.encoders.packing import Packing, packing_is_exact, padded_slots, use_packed_attention
 from shared.encoders.padding import pad_rows
-from shared.speed.documents import Documents
+from shared.speed.first_token import Documents
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
 

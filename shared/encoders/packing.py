@@ -9,8 +9,8 @@ are therefore registered with transformers:
   plan sorts them by length, so the padding is short. A CPU computes groups of similar length one after the other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
 from shared.encoders.attention import attend
-from shared.encoders.padding import padding_for
+from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
-from shared.speed.documents import Documents
+from shared.speed.first_token import Documents
 from shared.speed.self_check import outputs_of, rows_of, same, text_batch
 from shared.text.tokenized import Padding
 
@@ -93,7 +93,7 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     If packed documents would attend to each other in this model, it gets one document per row.
 
     Raises:
-        UserError: see `padding_for`.
+        UserError: see `pad_rows`.
     """
     if config.packing and packing_is_exact(model):
         precision = config.activation_dtype or config.mixed_precision
@@ -101,8 +101,8 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     how = "one document per row, sorted by length"
     if config.packing:
         how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
-    multiple, padding = padding_for(model, data[0], tokenizer, config)
-    return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
+    collate, padding = pad_rows(model, data, tokenizer, config, OnePerRow)
+    return collate, how + padding
 
 
 def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
@@ -120,7 +120,10 @@ def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
     packed = packing.for_model(model.config).arguments(np.concatenate(rows), lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
-        together = [by_document(output, lengths) for output in outputs_of(model, packed)]
+        together = [  # each output is [1, T, ...] of packed tokens, or has one row for each document
+            output if len(output) == len(lengths) else output[0].split(lengths.tolist())
+            for output in outputs_of(model, packed)
+        ]
     except Exception:  # any model: one may not pass the documents on to its attention
         return False
     finally:
@@ -131,16 +134,6 @@ def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
         for row, expected in zip(found, document, strict=True)
     )
     return all(row.shape == expected.shape and same(row, expected) for row, expected in pairs)
-
-
-def by_document(output: Tensor, lengths: NDArray[np.int64]) -> list[Tensor]:
-    """The output for each of several documents.
-
-    Args:
-        output: [1, T, ...] of packed tokens, or one row for each document.
-        lengths: of the documents, in tokens.
-    """
-    return [*output] if len(output) == len(lengths) else [*output[0].split(lengths.tolist())]
 
 
 def use_packed_attention(model: Any, device: torch.device, precision: str) -> str:
@@ -170,71 +163,69 @@ def why_not_flash(config: Any, device: torch.device, precision: str) -> str:
     return "" if of_torch.HAS_FLASH_ATTENTION else f"torch {torch.__version__} has no FlashAttention for documents"
 
 
-def flash_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    documents: Documents,
-    queries: Documents | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
+def attention_interface(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
+    """An attention of packed documents in transformers' interface: query [1, heads, T, width], key and value alike.
 
-    The query may have fewer tokens than key and value, those of `queries`, but only without a window: one of each
+    The result is [1, T, heads, width]. A token attends to at most `sliding_window` - 1 tokens on each side, as in
+    transformers' FlashAttention. The query may have fewer tokens than key and value, those of `queries`: one of each
     document (shared/speed/first_token.py), or some or none (shared/encoders/masked_head.py).
     """
-    queries = queries or documents
+
+    def attend_to_documents(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        documents: Documents,
+        queries: Documents | None = None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        shared = query.shape[1] // key.shape[1]  # key and value of several query heads (EuroBERT) are repeated
+        if shared > 1:
+            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        more = {"dropout": dropout, "scale": scale, "sliding_window": sliding_window}
+        return kernel(query, key, value, documents, queries, **more), None
+
+    return attend_to_documents
+
+
+@attention_interface
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents | None, **more: Any
+) -> Tensor:
+    """FlashAttention; with `queries`, only without a window."""
+    queries, window = queries or documents, more.pop("sliding_window")
     out = of_torch.flash_attention(
-        *map(tokens_of, (query, *repeat_kv_heads(query, key, value))),
+        *map(tokens_of, (query, key, value)),
         *(queries.ends, documents.ends, queries.longest, documents.longest),
-        dropout=dropout,
-        scale=scaling,
-        window=None if sliding_window is None else sliding_window - 1,
+        window=None if window is None else window - 1,
+        **more,
     )
-    return out[None], None
+    return out[None]
 
 
+@attention_interface
 def padded_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    documents: Documents,
-    queries: Documents | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
-
-    A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention. The query
-    may have fewer tokens than key and value, those of `queries`: one of each document (shared/speed/first_token.py,
-    without a window), or some of which the places are known (shared/encoders/masked_head.py). A CPU computes groups of
-    documents of similar length one after the other.
-    """
-    key, value = repeat_kv_heads(query, key, value)
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    attention = partial(attend_padded, dropout=dropout, scale=scale, sliding_window=sliding_window)
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents | None, **more: Any
+) -> Tensor:
+    """Attention over padded documents. With a window, the places of `queries` are known."""
     starts = [0]
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = groups_of_similar_length(documents.ends.diff().tolist(), query.shape[1] * query.shape[3])
     if len(starts) == 1:
-        return attention(query, key, value, documents, queries), None
+        return attend_padded(query, key, value, documents, queries, **more)
     parts = group_documents(documents, documents, starts)
     query_parts = parts if queries is None else group_documents(queries, documents, starts)
     sizes, query_sizes = ([int(part.ends[-1]) for part in each] for each in (parts, query_parts))
     columns = query.split(query_sizes, 2), key.split(sizes, 2), value.split(sizes, 2), parts
     few = [None] * len(parts) if queries is None else query_parts
-    return torch.cat([attention(*group) for group in zip(*columns, few, strict=True)], 1), None
+    return torch.cat([attend_padded(*group, **more) for group in zip(*columns, few, strict=True)], 1)
 
 
 def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
@@ -293,18 +284,19 @@ def attend_padded(
     if sliding_window is not None and documents.longest > sliding_window:
         place = torch.arange(documents.longest, device=query.device)
         if queries is None:
-            window = (place[:, None] - place).abs() < sliding_window
-            # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
-            itself = torch.eye(documents.longest, dtype=torch.bool, device=query.device)
-            mask = window if mask is None else (mask & window) | itself
+            own = place
         else:
             assert queries.places is not None, "the places of the queries are known"
             begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
             own = queries.places - begins  # the place of each query in its document; that of a padding query is 0
             if query_slots is not None:
                 own = own.new_zeros(count * queries.longest).index_copy(0, query_slots, own)
-            window = (own.view(count, 1, queries.longest, 1) - place).abs() < sliding_window
-            mask = window if mask is None else mask & window
+            own = own.view(count, 1, queries.longest)
+        window = (own[..., None] - place).abs() < sliding_window
+        mask = window if mask is None else mask & window
+        if queries is None:
+            # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
+            mask = mask | torch.eye(documents.longest, dtype=torch.bool, device=query.device)
     longest = documents.longest if queries is None else queries.longest
     padded = pad(query, query_slots, longest), pad(key, slots, documents.longest), pad(value, slots, documents.longest)
     out = attend(*padded, mask, dropout, scale)
@@ -325,9 +317,3 @@ def padded_slots(documents: Documents, total: int) -> Tensor | None:
 def tokens_of(part: Tensor) -> Tensor:
     """[1, heads, T, width] as [T, heads, width]; unlike that of `part[0]`, the backward pass copies nothing."""
     return part.transpose(1, 2).flatten(0, 1)
-
-
-def repeat_kv_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [1, heads, T, width]: those shared by several query heads (EuroBERT) are repeated."""
-    shared = query.shape[1] // key.shape[1]
-    return (key, value) if shared == 1 else (key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1))

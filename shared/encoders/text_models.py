@@ -20,7 +20,7 @@ from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
 from shared.speed.self_check import keep_if_equal, text_batch
 
-ATTENTION, SMALL_MASK, PRODUCTS = "sdpa_on_device", "sdpa_with_small_mask", "sdpa_or_products"
+ALWAYS_MASKED, SMALL_MASK, PRODUCTS = "sdpa_on_device", "sdpa_with_small_mask", "sdpa_or_products"
 
 
 def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) -> nn.Module:
@@ -36,11 +36,11 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
         compute_only_masked(config, model)
         attend_to_all(accelerator, model)
         if accelerator.device.type == "cuda":
-            mask_on_device(model)
+            use_attention(model, ALWAYS_MASKED)
             compute_exact_angles(model)
         elif accelerator.device.type == "cpu":
             bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
-            (attend_by_products if bf16 else mask_by_row)(model)
+            use_attention(model, PRODUCTS if bf16 else SMALL_MASK)
             use_cpu_dropout(model)
     use_activation_dtype(config, model)
     use_fast_products(model)
@@ -69,52 +69,34 @@ def compute_exact_angles(model: nn.Module) -> None:
             module.forward = without_tf32()(module.forward)
 
 
-def attend_by_products(model: Any) -> None:
-    """Make an encoder use the attention of shared/encoders/attention.py; see `use_attention`."""
-    # The check runs in float32, where the products are used only if they are requested.
-    if use_attention(model, "products", partial(products_or_sdpa, products=True), small_mask):
-        register(PRODUCTS, products_or_sdpa, small_mask)
-        model.set_attn_implementation(PRODUCTS)
-
-
-def mask_by_row(model: Any) -> None:
-    """Make scaled-dot-product attention use the masks of `small_mask`."""
-    use_attention(model, SMALL_MASK, of_transformers.attention_function("sdpa"), small_mask)
-
-
-def mask_on_device(model: Any) -> None:
-    """Make scaled-dot-product attention always use the attention mask, even if a batch has no padding.
-
-    By default, transformers checks for padding and drops the mask if there is none. This check makes the host wait for
-    the device in each forward pass.
-    """
-    use_attention(model, ATTENTION, of_transformers.attention_function("sdpa"), always_masked)
-
-
-def use_attention(model: Any, name: str, attention: Any, mask: Any) -> bool:
+def use_attention(model: Any, name: str) -> None:
     """Make a model use our attention and mask functions, unless that changes its logits: see `keep_if_equal`.
 
     Only models that call torch's scaled-dot-product attention through transformers can use them.
     """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     config = getattr(model, "config", None)  # a model without config is allowed
     if of_transformers.attention_name(config) != "sdpa" or not of_transformers.takes_registered_attention(model):
-        return False
-    register(name, attention, mask)
-    return keep_if_equal(
+        return
+    sdpa = of_transformers.attention_function("sdpa")
+    functions: dict[str, tuple[Any, Any, Any]] = {
+        ALWAYS_MASKED: (sdpa, sdpa, always_masked),
+        SMALL_MASK: (sdpa, sdpa, small_mask),
+        # The check runs in float32, where the products are used only if they are requested.
+        PRODUCTS: (products_or_sdpa, partial(products_or_sdpa, products=True), small_mask),
+    }
+    attention, checked, mask = functions[name]
+    AttentionMaskInterface.register(name, mask)
+    AttentionInterface.register(name, checked)
+    keep_if_equal(
         model,
         f"the attention {name}",
         lambda: model.set_attn_implementation(name),
         lambda: model.set_attn_implementation("sdpa"),
         text_batch,
     )
-
-
-def register(name: str, attention: Any, mask: Any) -> None:
-    """Register an attention function and its mask function with transformers."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
     AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
 
 
 def products_or_sdpa(
@@ -142,6 +124,7 @@ def products_or_sdpa(
 def always_masked(**arguments: Any) -> Tensor | None:
     """transformers' mask interface: the mask of scaled-dot-product attention; None only without an attention mask.
 
+    By itself, transformers drops the mask of a batch without padding. To check this, the host waits for the device.
     transformers allows `allow_is_bidirectional_skip` where only padding and a window limit attention. In rows shorter
     than the window, the mask is then the attention mask, which takes 2 operators instead of 26 to 34.
     """

@@ -100,10 +100,9 @@ def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[n
     For balanced: samples / (classes * samples of the class), as in scikit-learn.
 
     Raises:
-        UserError: a value is not a positive number, their number is not that of the classes, or a class has no samples.
+        UserError: there is not one positive number for each class, or a class has no samples.
     """
     flag = f"--class_weights {' '.join(given)}"
-    classes = listed(names, 10)
     if list(given) == ["balanced"]:
         counts = np.bincount(targets, minlength=len(names))
         if not counts.all():
@@ -115,11 +114,9 @@ def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[n
     try:
         weights = [float(word) for word in given]
     except ValueError:
-        raise UserError(f"{flag}: expected balanced, or a number for each class ({classes})") from None
-    if len(weights) != len(names):
-        raise UserError(f"{flag}: {len(weights)} weights for {len(names)} classes: give one for each ({classes})")
-    if not all(weight > 0 and math.isfinite(weight) for weight in weights):
-        raise UserError(f"{flag}: each weight must be above 0")
+        weights = []
+    if len(weights) != len(names) or not all(weight > 0 and math.isfinite(weight) for weight in weights):
+        raise UserError(f"{flag}: give balanced, or a number above 0 for each class ({listed(names, 10)})")
     return weights
 
 

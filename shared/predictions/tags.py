@@ -28,8 +28,7 @@ from shared.tagging.tagged_texts import (
     words_and_tags,
     words_of,
 )
-from shared.tagging.tags import TAGS, WORDS, Tags, tagging_scores
-from shared.tagging.text_blocks import begins_of, sizes_of
+from shared.tagging.tags import TAGS, WORDS, Tags, begins_of, sizes_of, tagging_scores
 
 PROBABILITY = "probability"  # of the tag of each word
 WORDS_OF_TEXT, ENTITIES = "words", "entities"  # of a row with a text

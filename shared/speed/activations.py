@@ -21,7 +21,6 @@ from shared.errors import UserError
 from shared.options.data_options import ModelOptions
 
 FAMILIES = ("bert", "camembert", "deit", "distilbert", "electra", "modernbert", "roberta", "vit", "xlm-roberta")
-DTYPES = {"bf16": torch.bfloat16}
 DTYPE = "activation_dtype"  # attribute of the embeddings and of the whole model; None while they compute in float32
 
 
@@ -71,7 +70,7 @@ def use_activation_dtype(config: ModelOptions, model: Any) -> None:
             module.register_forward_pre_hook(in_float32_whatever_the_input)
     embeddings = model.base_model.embeddings
     for module, hook in ((embeddings, begin), (model, end)):
-        setattr(module, DTYPE, DTYPES[config.activation_dtype])
+        setattr(module, DTYPE, torch.bfloat16)
         module.register_forward_hook(hook)
 
 

@@ -37,25 +37,17 @@ def compile_layers(accelerator: Any, config: ModelOptions, model: nn.Module, fix
     if not config.torch_compile:
         return model
     layers = repeated_layers(model)
-    agree(accelerator, compile_problem(accelerator, layers, type(model).__name__))
+    variable, usual = ("CXX", "g++") if accelerator.device.type == "cpu" else ("CC", "gcc")
+    compiler, problem = os.environ.get(variable, usual), None
+    if accelerator.is_fsdp2:
+        problem = "is not tested with FSDP: leave it out, or use multi_gpu.yaml"
+    elif not layers:
+        problem = f"finds no repeated layers in a {type(model).__name__}: leave it out"
+    elif shutil.which(compiler.split()[0]) is None:
+        problem = f"needs a compiler, and there is no {compiler}: install it, or name another one in {variable}"
+    agree(accelerator, UserError(f"--torch_compile {problem}") if problem else None)
     torch.compiler.config.recompile_limit = MOST_VARIANTS
     of_torch.compile_whole_under_ddp()
     for layer in layers:
         layer.compile(dynamic=not fixed_shapes, backend=BACKEND)
     return model
-
-
-def compile_problem(accelerator: Any, layers: list[nn.Module], name: str) -> UserError | None:
-    """The error if --torch_compile does not work with this model or on this machine, else None."""
-    variable, usual = ("CXX", "g++") if accelerator.device.type == "cpu" else ("CC", "gcc")
-    compiler = os.environ.get(variable, usual)
-    if accelerator.is_fsdp2:
-        return UserError("--torch_compile is not tested with FSDP: leave it out, or use multi_gpu.yaml")
-    if not layers:
-        return UserError(f"--torch_compile: {name} has no repeated layers to compile: leave the flag out")
-    if shutil.which(compiler.split()[0]) is None:
-        return UserError(
-            f"--torch_compile needs a compiler, and there is no {compiler}: install it, name another in the "
-            f"environment variable {variable}, or leave the flag out"
-        )
-    return None

@@ -33,6 +33,10 @@ def keep_if_equal(
 ) -> bool:
     """Replace a part of a model; undo the replacement if outputs or gradients change by more than rounding.
 
+    The model runs in eval mode on the device of its weights. Call this before `prepare`, when the model is not yet
+    sharded by FSDP. Gradients are compared only for small parameters: biases, norms and adapters. Every trained layer
+    has some of them, and they cost little. `grad`, buffers, modes and random states do not change.
+
     Args:
         model: with a `config`.
         name: name of the replacement, for the warning that is printed if it is undone.
@@ -43,39 +47,21 @@ def keep_if_equal(
     Returns:
         Whether the replacement stays. It is also undone if the model cannot compute the batch.
     """
-
-    def compute() -> Any:
-        return model(**send_to_device(make_batch(model.config), next(model.parameters()).device))
-
-    def compute_replaced() -> Any:
+    try:
+        expected, expected_gradient = outputs_and_gradient(model, make_batch)
         replace()
-        return compute()
-
-    if not (problem := difference(model, compute, compute_replaced)):
-        return True
+        found, gradient = outputs_and_gradient(model, make_batch)
+        if same(found, expected) and same(gradient, expected_gradient, GRADIENT_TOLERANCE):
+            return True
+        problem = "it changes the outputs or gradients by more than rounding"
+    except Exception as error:  # any model, any version of transformers
+        problem = f"it cannot be checked ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     undo()
     say(
         f"warning: a {type(model).__name__} is trained with the code of transformers {version('transformers')}, "
         f"without {name}: {problem}"
     )
     return False
-
-
-def difference(model: nn.Module, usual: Callable[[], Any], other: Callable[[], Any]) -> str:
-    """How the outputs of two computations or their gradients differ by more than rounding; "" if they do not.
-
-    The model runs in eval mode on the device of its weights. Call this before `prepare`, when the model is not yet
-    sharded by FSDP. Gradients are compared only for small parameters: biases, norms and adapters. Every trained layer
-    has some of them, and they cost little. `grad`, buffers, modes and random states do not change.
-    """
-    try:
-        expected, expected_gradient = outputs_and_gradient(model, usual)
-        found, gradient = outputs_and_gradient(model, other)
-        if same(found, expected) and same(gradient, expected_gradient, GRADIENT_TOLERANCE):
-            return ""
-    except Exception as error:  # any model, any version of transformers
-        return f"it cannot be checked ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-    return "it changes the outputs or gradients by more than rounding"
 
 
 def text_batch(config: Any) -> dict[str, Tensor]:
@@ -110,11 +96,12 @@ def image_batch(config: Any) -> dict[str, Any]:
     return {"pixel_values": pixels, "interpolate_pos_encoding": True}
 
 
-def outputs_and_gradient(model: nn.Module, compute: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+def outputs_and_gradient(model: Any, make_batch: Callable[[Any], dict[str, Any]]) -> tuple[Tensor, Tensor]:
     """Return the outputs, and the gradient of their sum of squares for biases, norms and adapters, both flattened."""
     parameters = [p for name, p in model.named_parameters() if p.requires_grad and (p.ndim == 1 or ".lora_" in name)]
     with torch.enable_grad(), in_eval_mode(model):
-        outputs = torch.cat([output.flatten() for output in compared(compute())])
+        batch = send_to_device(make_batch(model.config), next(model.parameters()).device)
+        outputs = torch.cat([output.flatten() for output in compared(model(**batch))])
         if not parameters:
             return outputs.detach(), outputs.new_zeros(1)
         parts = torch.autograd.grad(outputs.square().sum(), parameters, allow_unused=True, materialize_grads=True)

@@ -1,6 +1,5 @@
 """Words as pieces of a tokenizer, on disk: made by all processes together, then memory-mapped."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -12,19 +11,20 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
+from shared.cache.division import Division, parts_of
 from shared.cache.prepared import key_digest, read_array
 from shared.datasets import arrow_files
 from shared.datasets.rows import content_of, source_of
 from shared.errors import UserError, say
 from shared.pretrained.tokenizers import check_unknown, unknown_token
-from shared.tagging.tags import WORDS, Ints
-from shared.tagging.text_blocks import batches_of, begins_of, make_arrays, sizes_of
+from shared.tagging.tags import WORDS, Ints, batches_of, begins_of, sizes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
-PLACES = {"offsets": "pieces", "firsts": "pieces", "words": "begins"}  # see `make_arrays`
+PLACES = {"offsets": "pieces", "firsts": "pieces", "words": "begins"}  # see `Division`
+SMALLEST_BLOCK = 4096  # texts; the default data are one block
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
 def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters: bool = False) -> WordPieces:
     """The pieces of the words of a table; "[MASK]" in a text is cut as text.
 
-    All processes that call this divide the texts (see `text_blocks.py`). The cache is keyed by words and tokenizer. The
+    All processes that call this divide the texts (see `Division`). The cache is keyed by words and tokenizer. The
     number of words without pieces is printed. A word may also be a whole text, such as a passage with an answer.
 
     Args:
@@ -130,8 +130,9 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
             }
 
     source = source_of(table)
-    name = f"words-{_digest(settings, table)}"
-    folder = make_arrays(name, table.num_rows, make, PLACES, f"tokenizing {source}", delay=0, by_task=True)
+    content = content_of(table) or table[WORDS].to_pylist()  # the words of a memory-mapped table are not read
+    parts = parts_of(table.num_rows, SMALLEST_BLOCK, make)
+    folder = Division(f"words-{key_digest(settings, content)}", parts, f"tokenizing {source}", PLACES).build()
     arrays = {field.name: read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)}
     cut = WordPieces(**arrays | {"characters": arrays["characters"].reshape(-1, 2)})
     if not len(cut.pieces):
@@ -140,13 +141,3 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
         say(f"{source}: {lost:,} words have no tokens; the evaluation counts the tag O as their prediction")
     check_unknown(source, int(read_array(folder / "unknown.npy").sum()), len(cut.pieces))
     return cut
-
-
-def _digest(settings: str, table: pa.Table) -> str:
-    """A digest of settings and words; the words of a memory-mapped table are not read."""
-    if content := content_of(table):
-        return key_digest(settings, content)
-    digest = hashlib.blake2b(settings.encode(), digest_size=16)
-    for _, batch in batches_of(table[WORDS], range(table.num_rows)):
-        digest.update(repr(batch.to_pylist()).encode(errors="surrogatepass"))
-    return digest.hexdigest()

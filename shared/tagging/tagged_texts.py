@@ -216,36 +216,25 @@ def _of_spans(
     Raises:
         UserError: a span lies outside its text, contains no word, or shares a word with another span.
     """
-    words, tags, widened = [], [], 0
+    words, all_tags, widened = [], [], 0
     for row, (text, spans) in enumerate(zip(texts.to_pylist(), labels.to_pylist(), strict=True)):
         places = [match.span() for match in WORD.finditer(text)]
-        try:
-            found, more = _tags_of_spans(places, spans, len(text))
-        except ValueError as error:
-            raise UserError(f"{where(table, row)} has a span in {label_column} that {error}: correct it") from None
+        begins, ends, tags = [begin for begin, _ in places], [end for _, end in places], [OUTSIDE] * len(places)
+        for span in spans:
+            start, end, label = span.get("start", -1), span.get("end", -1), span.get("label")
+            problem, first, last = "", 0, -1
+            if None in (start, end, label) or not 0 <= start < end <= len(text):
+                problem = f"lies outside its text of {len(text):,} characters or has a gap"
+            elif (first := bisect_right(ends, start)) > (last := bisect_left(begins, end) - 1):
+                problem = "contains no word"
+            elif {*tags[first : last + 1]} != {OUTSIDE}:
+                problem = "shares a word with another span"
+            if problem:
+                raise UserError(
+                    f"{where(table, row)} has a span in {label_column} that {problem} ({span!s:.80}): correct it"
+                )
+            widened += begins[first] < start or ends[last] > end
+            tags[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
         words.append([text[begin:end] for begin, end in places])
-        tags.append(found)
-        widened += more
-    return pa.array(words, LISTS), pa.array(tags, LISTS), widened
-
-
-def _tags_of_spans(places: list[tuple[int, int]], spans: list[dict[str, Any]], length: int) -> tuple[list[str], int]:
-    """The tags of words at these `places` of a text of `length` characters, and the number of widened spans.
-
-    Raises:
-        ValueError: a span does not fit; the message tells why.
-    """
-    tags, widened = [OUTSIDE] * len(places), 0
-    begins, ends = [begin for begin, _ in places], [end for _, end in places]
-    for span in spans:
-        start, end, label = span.get("start", -1), span.get("end", -1), span.get("label")
-        if None in (start, end, label) or not 0 <= start < end <= length:
-            raise ValueError(f"lies outside its text of {length:,} characters or has a gap ({span!s:.80})")
-        first, last = bisect_right(ends, start), bisect_left(begins, end) - 1
-        if first > last:
-            raise ValueError(f"contains no word ({span!s:.80})")
-        if {*tags[first : last + 1]} != {OUTSIDE}:
-            raise ValueError(f"shares a word with another span ({span!s:.80})")
-        widened += begins[first] < start or ends[last] > end
-        tags[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
-    return tags, widened
+        all_tags.append(tags)
+    return pa.array(words, LISTS), pa.array(all_tags, LISTS), widened

@@ -1,9 +1,10 @@
-"""Tags of words: their scheme, their numbers, and the entities that they mark."""
+"""Tags of words: their scheme, their numbers, and the entities that they mark; batches of tagged texts."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from shared.cache.prepared import shared_array
 from shared.datasets.rows import source_of, where
 from shared.errors import UserError, listed
-from shared.tagging.text_blocks import batches_of, begins_of, sizes_of
 
 WORDS, TAGS = "tokens", "tags"  # the columns of the tables of tagged texts: see tagged_texts.py
 SCORES = ("f1", "precision", "recall", "accuracy")
@@ -22,6 +22,8 @@ OUTSIDE = "O"
 TAG = re.compile(r"([BIESLU])(?:-(.+))?")  # a prefix, and a kind of entity, which is missing if there is only one kind
 O, B, I, E, S = range(5)  # noqa: E741  # the usual letters of the schemes
 PREFIXES = {"B": B, "I": I, "E": E, "S": S, "L": E, "U": S}  # L and U are the BILOU names of E and S
+BATCH_TEXTS = 1000
+BATCH_WORDS = 1 << 14  # in a batch, or one text; limits the memory of the tokenizer
 
 Ints = NDArray[np.int64]
 
@@ -164,9 +166,26 @@ class Tags:
         return prefix, np.where(begins, O, np.roll(prefix, 1)), ~begins & (kind == np.roll(kind, 1))
 
 
-def first_words(table: pa.Table) -> NDArray[np.bool_]:
-    """bool [words]: whether a word is the first of its text; each text has a word."""
-    return begins_of(sizes_of(table[WORDS].combine_chunks()))
+def batches_of(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:
+    """The words or tags of a range of texts in batches, each with the number of its first text."""
+    for start in range(texts.start, texts.stop, BATCH_TEXTS):
+        part = lists.slice(start, min(BATCH_TEXTS, texts.stop - start)).combine_chunks()
+        ends = np.cumsum(sizes_of(part))
+        cuts = np.flatnonzero(np.diff(ends // BATCH_WORDS)) + 1
+        for first, end in pairwise([0, *cuts.tolist(), len(part)]):
+            yield start + first, part.slice(first, end - first)
+
+
+def sizes_of(lists: pa.Array) -> NDArray[np.int64]:
+    """int64 [texts]: the lengths of lists."""
+    return np.asarray(pc.list_value_length(lists)).astype(np.int64)
+
+
+def begins_of(sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool [words]: whether a word is the first of its text; a text may have no words. `sizes`: words of each text."""
+    found = np.zeros(sizes.sum(), bool)
+    found[(np.cumsum(sizes) - sizes)[sizes > 0]] = True
+    return found
 
 
 def tagging_scores(tags: Tags, predicted: Ints, true: Ints, begins: NDArray[np.bool_]) -> dict[str, float]:

@@ -11,8 +11,7 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import shared_array
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
-from shared.tagging.tags import Ints
-from shared.tagging.text_blocks import BATCH_TEXTS
+from shared.tagging.tags import BATCH_TEXTS, Ints
 
 CONTEXT = 24  # pieces before and after a word
 
@@ -71,16 +70,20 @@ def windows_of(offsets: Ints, firsts: Ints, room: int | Ints, stride: int) -> Wi
     return Windows(*(shared_array(column.copy, np.int64) for column in columns))
 
 
-class TextWindows(Dataset):
-    """Windows of texts between special tokens. A recipe adds the targets, such as `TaggedWords`.
+class TaggedWords(Dataset):
+    """Windows of tagged texts between special tokens, with the tag of each window's own words at their first pieces.
+
+    `read_micro_batch` returns the windows of a micro-batch together: (concatenated tokens [T] with special tokens,
+    lengths [windows], indices of the first pieces of the windows' own words [n], tags of these words [n]). Each word
+    belongs to one window, so it counts once in training and in evaluation.
 
     Attributes:
-        windows: of the texts; each of the words that begin at `firsts` belongs to one of them.
+        windows: of the texts; each of the words that have pieces belongs to one of them.
         lengths: int32 [windows], the tokens of each window, with special tokens.
 
     Args:
         pieces: the pieces of all texts.
-        firsts: see `cut_into_windows`.
+        tags: int64 [words] the tag of each word of the table, also of those without pieces.
         max_length: tokens of a window, with special tokens.
         stride: pieces that consecutive windows of a text share.
         around: ids of the special tokens before and after each window.
@@ -90,9 +93,9 @@ class TextWindows(Dataset):
     """
 
     def __init__(
-        self, pieces: WordPieces, firsts: Ints, max_length: int, stride: int, around: tuple[list[int], list[int]]
+        self, pieces: WordPieces, tags: Ints, max_length: int, stride: int, around: tuple[list[int], list[int]]
     ) -> None:
-        self.pieces, self.firsts = pieces, firsts
+        self.pieces, self.firsts, self.tags, self.begins = pieces, pieces.firsts, tags, pieces.begins
         self.before, self.after = (np.array(ids, np.int64) for ids in around)
         special = len(self.before) + len(self.after)
         room = max_length - special
@@ -101,7 +104,7 @@ class TextWindows(Dataset):
                 f"--max_length {max_length} leaves room for {max(room, 0)} tokens of text beside {special} special "
                 f"tokens, not more than --stride {stride}: increase it, or lower --stride"
             )
-        self.windows = windows_of(pieces.offsets, firsts, room, stride)
+        self.windows = windows_of(pieces.offsets, pieces.firsts, room, stride)
         self.lengths = shared_array(lambda: [self.windows.sizes + special], np.int32)
         self.num_words = self.windows.num_words  # int64 [windows]: own words, which have a share in the loss
 
@@ -110,14 +113,15 @@ class TextWindows(Dataset):
 
     def __getitem__(self, window: int) -> Ints:
         """int64 [length]: the tokens of a window."""
-        return self.tokens_of(np.array([window]))[0]
+        samples = np.array([window])
+        return self.read_micro_batch(samples, samples)[0]
 
-    def tokens_of(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
-        """The tokens [T] of windows `samples`, one after the other, with special tokens.
+    def words_of(self, samples: Ints) -> Ints:
+        """int64 [n]: the own words of windows, numbered as in `firsts`, in the order of the batch."""
+        return ranges(self.windows.first_words[samples], self.num_words[samples])
 
-        Returns:
-            tokens [T]; lengths [windows]; shifts [windows]: piece p of window w is the token p + shifts[w].
-        """
+    def read_micro_batch(self, samples: Ints, _: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """The windows `samples` [windows]; epochs are ignored. See the class for what is returned."""
         starts, sizes = self.windows.starts[samples], self.windows.sizes[samples]
         lengths = self.lengths[samples].astype(np.int64)
         begins = np.cumsum(lengths) - lengths  # of each window in `tokens`
@@ -125,36 +129,8 @@ class TextWindows(Dataset):
         tokens[ranges(begins + len(self.before), sizes)] = self.pieces.pieces[ranges(starts, sizes)]
         tokens[begins[:, None] + np.arange(len(self.before))] = self.before
         tokens[(begins + lengths)[:, None] - np.arange(len(self.after), 0, -1)] = self.after
-        return tokens, lengths, begins + len(self.before) - starts
-
-    def words_of(self, samples: Ints) -> Ints:
-        """int64 [n]: the own words of windows, numbered as in `firsts`, in the order of the batch."""
-        return ranges(self.windows.first_words[samples], self.num_words[samples])
-
-
-class TaggedWords(TextWindows):
-    """Windows of tagged texts, with the tag of each window's own words at their first pieces.
-
-    `read_micro_batch` returns the windows of a micro-batch together: (concatenated tokens [T] with special tokens,
-    lengths [windows], indices of the first pieces of the windows' own words [n], tags of these words [n]). Each word
-    belongs to one window, so it counts once in training and in evaluation.
-
-    Args:
-        pieces: the pieces of all texts.
-        tags: int64 [words] the tag of each word of the table, also of those without pieces.
-        max_length, stride, around: see `TextWindows`.
-    """
-
-    def __init__(
-        self, pieces: WordPieces, tags: Ints, max_length: int, stride: int, around: tuple[list[int], list[int]]
-    ) -> None:
-        super().__init__(pieces, pieces.firsts, max_length, stride, around)
-        self.tags, self.begins = tags, pieces.begins
-
-    def read_micro_batch(self, samples: Ints, _: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """The windows `samples` [windows]; epochs are ignored. See the class for what is returned."""
-        tokens, lengths, shifts = self.tokens_of(samples)
         words = self.words_of(samples)
+        shifts = begins + len(self.before) - starts  # of the place of a piece
         places = self.firsts[words] + np.repeat(shifts, self.num_words[samples])
         return tokens, lengths, places, self.tags[self.pieces.words[words]]
 

@@ -4,7 +4,6 @@ import csv
 import json
 import pickle
 import re
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import refusal
+from runs import load_recipe, refusal
 
 from shared.contrastive.models import add_pooling
 from shared.contrastive.tuples import (
@@ -28,21 +27,14 @@ from shared.datasets import arrow_files
 from shared.datasets.tables import read_file
 from shared.encoders.packed_texts import PackedTexts
 from shared.errors import UserError
-from shared.options.data_options import DataOptions
 from shared.text.tokenized import Padding, train_tokenizer
 
 COLUMNS = ("query", "answer", "other")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(DataOptions):
-    """Those of the recipe that concern its texts."""
-
-    text_column_names: tuple[str, ...] = COLUMNS
-    static: bool = False
-    prompts: tuple[str, ...] | None = None
-    max_length: tuple[int, ...] = (16,)
-    label_column_name: str | None = None
+def config_of(**changed):
+    """Those settings of the recipe, with short texts."""
+    return load_recipe("embeddings").Config(**{"text_column_names": COLUMNS, "max_length": (16,)} | changed)
 
 
 ROWS = [
@@ -62,7 +54,7 @@ def file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(file):
     """(training data, validation data, tokenizer) of the file."""
-    config = Settings(train_file=(str(file),))
+    config = config_of(train_file=(str(file),))
     train, validation = load_tuples(config)
     tokenizer = train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)
     return *(tokenize_tuples(table, config, tokenizer) for table in (train, validation)), tokenizer
@@ -85,7 +77,7 @@ def test_scores_that_are_all_the_same_are_refused(tmp_path, constant):
         rows = [("a text", f"text {i}", 1 if part == constant else i) for i in range(4)]
         with path.open("w", newline="") as opened:
             csv.writer(opened).writerows([("anchor", "positive", "score"), *rows])
-    config = Settings(**files, text_column_names=("anchor", "positive"), label_column_name="score")
+    config = config_of(**files, text_column_names=("anchor", "positive"), label_column_name="score")
     with pytest.raises(UserError, match=f"score: all rows of .*{constant}.csv have the same score"):
         load_tuples(config)
 
@@ -185,7 +177,7 @@ def test_an_encoder_decoder_is_refused():
 )
 def test_wrong_columns_are_refused_in_one_line(file, columns, message):
     def load():
-        train, _ = load_tuples(Settings(train_file=(str(file),), text_column_names=columns))
+        train, _ = load_tuples(config_of(train_file=(str(file),), text_column_names=columns))
         train_tokenizer(train, columns, "wordpiece", 200, 16)
 
     assert re.match(message, refusal(load))
@@ -194,7 +186,7 @@ def test_wrong_columns_are_refused_in_one_line(file, columns, message):
 def test_a_row_without_a_text_is_named(tmp_path):
     path = tmp_path / "gap.csv"
     path.write_text("query,answer\nwhat is it,a text\nand this,\nthe third,another\n")
-    config = Settings(train_file=(str(path),), validation_file=(str(path),), text_column_names=COLUMNS[:2])
+    config = config_of(train_file=(str(path),), validation_file=(str(path),), text_column_names=COLUMNS[:2])
     train, _ = load_tuples(config)
     with pytest.raises(UserError, match=f"row 2 of --train_file {path} has no text in answer"):
         train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)
@@ -213,7 +205,7 @@ def test_prompts_lengths_and_lists_give_the_tokens_of_the_texts_written_out(data
     if mapped:
         monkeypatch.setattr(arrow_files, "IN_MEMORY", 0)
     rows = [(q, a, [n, n[::-1], f"{n} again"]) for q, a, n in ROWS]
-    config = Settings(prompts=("question ", "", "wrong "), max_length=(5, 16, 9))
+    config = config_of(prompts=("question ", "", "wrong "), max_length=(5, 16, 9))
     found = tokenize_tuples(write_lists(tmp_path / "lists.jsonl", rows), config, tokenizer)
     assert found.names == ("query", "answer", "other 1", "other 2", "other 3")
     for i, (query, answer, others) in enumerate(rows):
@@ -231,8 +223,8 @@ def test_columns_and_lists_of_negatives_are_the_same_data(data, tmp_path):
         dict(zip(("query", "answer", "a", "b"), zip(*((*r, r[1]) for r in ROWS), strict=True), strict=True))
     )
     lists = write_lists(tmp_path / "lists.jsonl", [(q, a, [n, a]) for q, a, n in ROWS])
-    one = tokenize_tuples(columns, Settings(text_column_names=("query", "answer", "a", "b")), tokenizer)
-    assert tokenize_tuples(lists, Settings(), tokenizer).digest() == one.digest()
+    one = tokenize_tuples(columns, config_of(text_column_names=("query", "answer", "a", "b")), tokenizer)
+    assert tokenize_tuples(lists, config_of(), tokenizer).digest() == one.digest()
 
 
 @pytest.mark.parametrize(
@@ -255,4 +247,4 @@ def test_columns_and_lists_of_negatives_are_the_same_data(data, tmp_path):
 def test_wrong_lists_prompts_and_lengths_are_refused_in_one_line(data, tmp_path, others, changes, message):
     *_, tokenizer = data
     table = write_lists(tmp_path / "lists.jsonl", [("question", "answer", each) for each in others])
-    assert re.match(message, refusal(tokenize_tuples, table, replace(Settings(), **changes), tokenizer))
+    assert re.match(message, refusal(tokenize_tuples, table, config_of(**changes), tokenizer))

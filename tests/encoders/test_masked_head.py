@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 import runs
 import torch
-from transformers import AttentionInterface, AutoModelForMaskedLM, AutoModelForTokenClassification, BertForMaskedLM
+from families import CPU, NO_DROPOUT, accelerator
+from families import MASKED_LM as MLM
+from transformers import AttentionInterface, AutoModelForTokenClassification, BertForMaskedLM
 
 from shared.compat import of_torch
 from shared.encoders import masked_head
-from shared.encoders.adapters import adapted_layers
 from shared.encoders.masked_head import compute_only_masked, predict_only_masked
 from shared.encoders.packing import OnePerRow, Packing, padded_attention, use_packed_attention
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
 from shared.models.trainable import is_short
-from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling
 
-MLM, TAGS = AutoModelForMaskedLM, AutoModelForTokenClassification
-CPU = torch.device("cpu")
+TAGS = AutoModelForTokenClassification
 LENGTHS, COUNTS = (40, 17, 17, 9, 1), (7, 0, 4, 9, 1)  # tokens of the documents, and masked ones of these
-RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "classifier_dropout")
 GLOBAL, LOCAL = ({"local_attention": 16, "global_attn_every_n_layers": every} for every in (1, 2))  # the last layer
 KINDS = {
     **{name: (name, {}) for name in ("BERT", "RoBERTa", "CamemBERT", "XLM-R", "ELECTRA", "DistilBERT")},
@@ -36,14 +34,10 @@ def settings(**changed):
     return runs.load_recipe("mlm").Config(output_dir="unused", **changed)
 
 
-def accelerator(precision="no"):
-    return SimpleNamespace(device=CPU, num_processes=1, is_fsdp2=False, mixed_precision=precision, print=print)
-
-
 def tiny(kind="BERT", auto=MLM, **more):
     """A model that predicts masked tokens only, before `adapt_to_device`."""
     family, own = KINDS.get(kind, (kind, {}))
-    model = families.tiny(auto, family, 60, num_labels=3, **dict.fromkeys(RATES, 0.0) | own | more).train()
+    model = families.tiny(auto, family, 60, num_labels=3, **NO_DROPOUT | own | more).train()
     predict_only_masked(model)
     return model
 
@@ -131,26 +125,6 @@ def test_a_local_last_layer_is_whole_only_if_the_kernel_does_not_know_the_places
         check_equal(whole, short, narrow)
 
 
-@pytest.mark.parametrize("kind", ["BERT", "ModernBERT"])
-@pytest.mark.parametrize("how", ["recomputed", "adapters", "bf16"])
-def test_it_works_with_the_flags_of_a_run(how, kind):
-    flags = {"adapters": {"model_name_or_path": "base", "lora_rank": 4}, "bf16": {"activation_dtype": "bf16"}}
-    flags = flags.get(how, {})
-    models = [tiny(kind) for _ in range(2)]
-    for model, more in zip(models, ({"packing": False}, {}), strict=True):
-        adapt_to_device(accelerator(), settings(**flags, **more), model)
-        use_packed_attention(model, CPU, "no")
-        generator = torch.Generator().manual_seed(1)
-        for _, layer in adapted_layers(model):
-            layer.lora_B["default"].weight.data.normal_(0, 0.3, generator=generator)
-    whole, short = models
-    assert (is_short(whole), is_short(short)) == (False, True)
-    if how == "recomputed":
-        checkpoint_activations(short)
-    check_equal(whole, short, most=0.05 if how == "bf16" else 1e-5)
-    assert rows_of_last_layer(short, packed(short)) == sum(COUNTS)
-
-
 @pytest.mark.docs
 @pytest.mark.parametrize("kind", ["BERT", "ModernBERT, local"])
 def test_compiled_layers_do_not_compile_again_for_another_number_of_masked_tokens(kind, monkeypatch):
@@ -201,18 +175,13 @@ def test_other_models_and_runs_compute_the_whole_layer(make, flags):
     assert model.config._attn_implementation == before
 
 
-@pytest.mark.parametrize("change", ["detached", "other places", "gone"])
-def test_a_layer_that_changes_logits_or_gradients_is_undone_with_one_line(change, monkeypatch, capsys):
+def test_a_layer_that_changes_logits_is_undone_with_one_line(monkeypatch, capsys):
     layers, forward = masked_head.FAMILIES["bert"]
 
     def wrong(*args, **more):
-        if change == "gone":
-            raise AttributeError("'BertLayer' has no 'attention'")
-        if change == "other places":
-            masked = more["documents"].masked
-            more["documents"] = more["documents"]._replace(masked=masked._replace(places=masked.places.flip(0)))
-        out = forward(*args, **more)
-        return out.detach() if change == "detached" else out
+        masked = more["documents"].masked
+        more["documents"] = more["documents"]._replace(masked=masked._replace(places=masked.places.flip(0)))
+        return forward(*args, **more)
 
     model = tiny()
     monkeypatch.setitem(masked_head.FAMILIES, "bert", (layers, wrong))

@@ -1,4 +1,4 @@
-"""Classifiers give packed texts the logits and gradients of padded rows, or are recognized as unable to."""
+"""Classifiers give packed texts the logits and gradients of padded rows, or get rows; some need all padding."""
 
 import copy
 from types import SimpleNamespace
@@ -8,24 +8,21 @@ import numpy as np
 import pytest
 import runs
 import torch
-from families import FAMILIES
+from families import CLASSIFIER, CPU, FAMILIES, MASKED_LM, accelerator
 from torch.nn import functional as F
-from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+from transformers import AutoModelForQuestionAnswering
 
 from shared.encoders.packed_texts import PackedTexts, holder_of_layers, pack_or_pad_texts, unpack_before_head
 from shared.encoders.packing import use_packed_attention
-from shared.encoders.padding import padding_for
+from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
+from shared.errors import UserError
 from shared.models.trainable import is_short
 from shared.options.data_options import ModelOptions
-from shared.pretrained.from_pretrained import checkpoint_activations
-from shared.speed import compiling, first_token
+from shared.speed import first_token
 from shared.text.tokenized import Padding
 
-CPU = torch.device("cpu")
 LENGTHS = (40, 23, 23, 9, 2, 1)
-NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-NO_DROPOUT |= dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
 WINDOW = {"local_attention": 16, "global_attn_every_n_layers": 2}
 HEADS = {  # name: family and what differs from its config
     **{family: (family, {}) for family in FAMILIES},
@@ -37,7 +34,7 @@ HEADS = {  # name: family and what differs from its config
 def tiny(name, **more):
     family, own = HEADS[name]
     settings = {"pad_token_id": 0, "num_labels": 3} | own | more
-    return families.tiny(AutoModelForSequenceClassification, family, 60, **settings).eval()
+    return families.tiny(CLASSIFIER, family, 60, **settings).eval()
 
 
 def items(model, lengths=LENGTHS):
@@ -55,10 +52,8 @@ def inputs_of(batch):
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def as_in_the_recipe(model, precision="no", compiled=False):
-    """The model after `adapt_to_device` on a CPU."""
-    accelerator = SimpleNamespace(device=CPU, num_processes=1, is_fsdp2=False, mixed_precision=precision, print=print)
-    return adapt_to_device(accelerator, ModelOptions(output_dir="unused", torch_compile=compiled), model)
+def as_in_the_recipe(model):
+    return adapt_to_device(accelerator(), ModelOptions(output_dir="unused"), model)
 
 
 def packed_in_table(family):
@@ -93,31 +88,11 @@ def test_packed_texts_have_the_logits_and_gradients_of_padded_rows_or_the_model_
     assert changed[[0, -1]].max() < 1e-4 < changed[1:-1].min(), "a text changes its own logits only"
 
 
-def packed(model, precision="no"):
+def packed(model):
     """What `pack_or_pad_texts` gives for the texts of `items`."""
     data, tokenizer = items(model), SimpleNamespace(pad_token_id=0)
-    config = SimpleNamespace(packing=True, mixed_precision=precision, activation_dtype=None, max_length=48)
-    return pack_or_pad_texts(model, data, tokenizer, SimpleNamespace(device=CPU), config)
-
-
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.docs) for name in ("BERT", "DistilBERT")), "ModernBERT, mean"]
-)
-@pytest.mark.parametrize("how", ["recomputed", pytest.param("compiled", marks=pytest.mark.docs), "in bf16"])
-def test_what_else_is_done_to_layers_goes_with_packing(name, how, monkeypatch):
-    whole, half = tiny(name, **NO_DROPOUT).train(), how == "in bf16"
-    model = copy.deepcopy(whole)
-    if how == "recomputed":
-        checkpoint_activations(model)
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
-    model = as_in_the_recipe(model, "bf16" if half else "no", compiled=how == "compiled")
-    collate, said = packed(model, "bf16" if half else "no")
-    assert said.startswith("; packed without padding, attention over documents padded")
-    expected = families.logits_and_gradients(whole, inputs_of(Padding(0)(items(model))))
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        found = families.logits_and_gradients(model, inputs_of(collate(items(model))))
-    for one, other in zip(expected, found, strict=True):
-        assert runs.distance(other.float(), one) < (0.05 if half else 1e-5)
+    config = SimpleNamespace(packing=True, mixed_precision="no", activation_dtype=None, max_length=48)
+    return pack_or_pad_texts(model, data, tokenizer, accelerator(), config)
 
 
 @pytest.mark.parametrize("lengths", [(9, 4, 2), (7, 7), (5,), (1, 1, 1)])
@@ -186,11 +161,12 @@ def test_flash_attention_gets_one_query_per_text_in_a_short_last_layer(monkeypat
 
 def test_a_head_with_several_outputs_per_token_is_packed_padded_and_checked_without_a_warning(capsys):
     model = families.tiny(AutoModelForQuestionAnswering, "BERT", 60, pad_token_id=0).eval()
-    assert adapt_to_device(SimpleNamespace(device=CPU, mixed_precision="no"), ModelOptions(), model) is model
+    assert adapt_to_device(accelerator(), ModelOptions(), model) is model
     assert model.config._attn_implementation == SMALL_MASK
     texts = items(model)
     settings = SimpleNamespace(mixed_precision="no", activation_dtype=None, max_length=48)
-    assert padding_for(model, texts[0][0], SimpleNamespace(pad_token_id=0), settings) == (1, "")
+    collate, message = pad_rows(model, [texts[0][0]], SimpleNamespace(pad_token_id=0), settings)
+    assert (collate.multiple_of, message) == (1, "")
     padded = model(**inputs_of(Padding(0)(texts)))
     assert unpack_before_head(model)
     use_packed_attention(model, CPU, "no")
@@ -199,3 +175,49 @@ def test_a_head_with_several_outputs_per_token_is_packed_padded_and_checked_with
         for row, length in enumerate(LENGTHS):
             assert torch.allclose(packed[name][row, :length], padded[name][row, :length], atol=1e-5)
     assert "warning" not in "".join(capsys.readouterr())
+
+
+def padding_of(model, precision="no", length=13, max_length=48):
+    row, types = np.arange(5, 5 + length), (np.arange(length) > 8).astype(int)
+    config = SimpleNamespace(mixed_precision=precision, activation_dtype=None, max_length=max_length)
+    collate, message = pad_rows(model, [(row, types, None)], SimpleNamespace(pad_token_id=0), config)
+    return collate.multiple_of, message
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize(
+    ("auto", "kind", "sees"),
+    [
+        (CLASSIFIER, "BERT", False),
+        (CLASSIFIER, "DeBERTa-v2, v3", False),
+        (CLASSIFIER, "FNet", True),
+        (CLASSIFIER, "Funnel", False),
+        (MASKED_LM, "Funnel", True),
+    ],
+)
+def test_a_model_that_sees_padding_gets_rows_of_one_length_with_a_message(auto, kind, sees, mode):
+    model = families.tiny(auto, kind, 50).train(mode)
+    multiple, message = padding_of(model)
+    assert multiple == (48 if sees else 1)
+    assert (
+        f"because padding changes the output of a {type(model).__name__}: use the model with padding='max_length'"
+        in message
+    ) == sees
+    assert padding_of(model, "bf16")[0] == (48 if sees else 8)
+    assert all(module.training == mode for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("length", [1, 2, 60])
+def test_the_check_works_with_texts_of_any_length(length):
+    assert padding_of(families.tiny(CLASSIFIER, "BERT", 50), length=min(length, 44))[0] == 1
+    assert padding_of(families.tiny(CLASSIFIER, "BERT", 50), length=min(length, 8), max_length=8)[0] == 1
+
+
+def test_a_length_that_a_model_cannot_compute_is_refused_in_one_line():
+    landmarks = {"segment_means_seq_len": 16, "num_landmarks": 4}
+    model = families.tiny(CLASSIFIER, "Nystromformer", 50, **landmarks)
+    with pytest.raises(UserError, match=r"^--max_length 48: a Nystromformer\w+ cannot compute rows of that length .*$"):
+        padding_of(model)
+    model = families.tiny(CLASSIFIER, "Nystromformer", 50)  # with the published model's number of landmarks
+    assert padding_of(model)[0] == 48

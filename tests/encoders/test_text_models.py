@@ -1,11 +1,13 @@
-"""Our attention and our masks on the device give the results of those of transformers."""
+"""Our attention and our masks on the device give the results of those of transformers, and dropout those of torch."""
 
 from types import SimpleNamespace
 
 import pytest
 import runs
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from families import CLASSIFIER, batch, small
+from families import tiny as tiny_family
+from torch import nn
 from transformers.masking_utils import (
     bidirectional_mask_function,
     sdpa_mask,
@@ -14,22 +16,13 @@ from transformers.masking_utils import (
 
 from benchmarks.harness.host_waits import Operations
 from shared.encoders import text_models
-from shared.encoders.attention import LONGEST, attend
-from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
+from shared.encoders.attention import LONGEST, CpuDropout, attend, drop_out, use_cpu_dropout
+from shared.encoders.text_models import ALWAYS_MASKED, PRODUCTS, SMALL_MASK, use_attention
 from shared.options.data_options import ModelOptions
 
 
 def tiny(kind):
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
-    local = {"local_attention": 8, "global_attn_every_n_layers": 2} if kind == "modernbert" else {}
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **sizes, **local, vocab_size=50, pad_token_id=0, initializer_range=0.2)
-    return AutoModelForSequenceClassification.from_config(config).eval()
-
-
-def batch(padded):
-    lengths = torch.tensor([[20], [13], [5]] if padded else [[20], [20], [20]])
-    return {"input_ids": torch.arange(60).view(3, 20) % 49 + 1, "attention_mask": (torch.arange(20) < lengths).long()}
+    return small(kind, local_attention=8, global_attn_every_n_layers=2).eval()
 
 
 def logits_and_waits(model, inputs):
@@ -41,14 +34,16 @@ def logits_and_waits(model, inputs):
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_the_mask_is_applied_without_reading_the_batch_and_gives_the_same_logits(kind, padded):
-    model, inputs = tiny(kind), batch(padded)
+    model, inputs = tiny(kind), batch(padded=padded)
     expected, waits = logits_and_waits(model, inputs)
-    assert waits, "transformers reads the batch on the host; otherwise mask_on_device is not needed"
-    mask_on_device(model)
+    assert waits, "transformers reads the batch on the host; otherwise our mask is not needed"
+    use_attention(model, ALWAYS_MASKED)
     given, waits = logits_and_waits(model, inputs)
     assert not waits
     assert (given - expected).abs().max() < 1e-5
-    assert (logits_and_waits(model, batch(not padded))[0] - given).abs().max() > 1e-3, "the mask changes the logits"
+    assert (logits_and_waits(model, batch(padded=not padded))[0] - given).abs().max() > 1e-3, (
+        "the mask changes the logits"
+    )
 
 
 def test_rotary_angles_are_computed_without_tf32():
@@ -77,7 +72,7 @@ def test_a_module_that_is_not_from_transformers_is_not_changed(device, precision
 def test_a_model_with_another_attention_keeps_it():
     model = tiny("bert")
     model.set_attn_implementation("eager")
-    mask_on_device(model)
+    use_attention(model, ALWAYS_MASKED)
     assert model.config._attn_implementation == "eager"
 
 
@@ -111,10 +106,10 @@ def reference(query, key, value, mask, dropout, scale):
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_encoders_attend_by_products_in_bf16_and_give_the_same_logits(kind, padded, monkeypatch):
-    model, inputs = tiny(kind), batch(padded)
+    model, inputs = tiny(kind), batch(padded=padded)
     expected, calls = model(**inputs).logits, []
     monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
-    attend_by_products(model)
+    use_attention(model, PRODUCTS)
     calls.clear()  # without those of the check on a tiny batch
     assert (model(**inputs).logits - expected).abs().max() < 1e-5
     assert len(calls) == model.config.num_hidden_layers
@@ -125,7 +120,7 @@ def test_encoders_attend_by_products_in_bf16_and_give_the_same_logits(kind, padd
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_small_masks_give_the_same_bytes(kind, padded, monkeypatch):
-    model, inputs = tiny(kind), batch(padded)
+    model, inputs = tiny(kind), batch(padded=padded)
     expected, masks = model(**inputs).logits, []
     attend_in_torch = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -135,7 +130,7 @@ def test_small_masks_give_the_same_bytes(kind, padded, monkeypatch):
             masks.append(attn_mask) or attend_in_torch(*given, attn_mask=attn_mask, **more)
         ),
     )
-    mask_by_row(model)
+    use_attention(model, SMALL_MASK)
     masks.clear()  # without those of the check on a tiny batch
     assert torch.equal(model(**inputs).logits, expected)
     assert len(masks) == model.config.num_hidden_layers
@@ -144,18 +139,16 @@ def test_small_masks_give_the_same_bytes(kind, padded, monkeypatch):
 
 
 def test_a_decoder_keeps_its_own_attention():
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0)
-    model, inputs = AutoModelForSequenceClassification.from_config(config).eval(), batch(padded=True)
+    model, inputs = tiny_family(CLASSIFIER, "GPT-2", 50, pad_token_id=0).eval(), batch()
     expected = model(**inputs).logits
-    attend_by_products(model)
+    use_attention(model, PRODUCTS)
     assert torch.equal(model(**inputs).logits, expected)
 
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize(("window", "cheap"), [(8, False), (20, False), (21, True), (None, True)])
 def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_transformers(padded, window, cheap):
-    mask = batch(padded)["attention_mask"].bool()
+    mask = batch(padded=padded)["attention_mask"].bool()
     function = bidirectional_mask_function if window is None else sliding_window_bidirectional_mask_function(window)
     arguments = {"batch_size": 3, "q_length": 20, "kv_length": 20, "mask_function": function, "local_size": window}
     arguments |= {"attention_mask": mask, "allow_is_causal_skip": False}
@@ -172,3 +165,50 @@ def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_tra
         unlike_any = function(**arguments)  # transformers does not say that only padding matters
         assert torch.equal(unlike_any, expected)
         assert unlike_any.data_ptr() != mask.data_ptr()
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.937])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_share_of_zeros_and_the_mean_are_those_of_dropout(probability, dtype):
+    torch.manual_seed(0)
+    values = torch.ones(1001, 999, dtype=dtype)
+    found = drop_out(values, probability)
+    assert found.dtype == dtype
+    assert found.shape == values.shape
+    assert (found == 0).float().mean().item() == pytest.approx(probability, abs=2e-3)
+    assert found.max().item() == pytest.approx(1 / (1 - probability), rel=1e-2 if dtype == torch.bfloat16 else 1e-4)
+    for columns in found.split(111, 1):  # no column is drawn more often than another
+        assert (columns == 0).float().mean().item() == pytest.approx(probability, abs=6e-3)
+
+
+def test_the_gradient_is_zero_where_the_value_is():
+    values = torch.rand(7, 13).add(1).requires_grad_()
+    found = drop_out(values, 0.5)
+    found.sum().backward()
+    assert torch.allclose(values.grad * values.detach(), found.detach())
+    assert 0 < (values.grad == 0).sum() < 7 * 13
+
+
+def test_a_seed_gives_the_same_numbers_and_the_next_call_gives_others():
+    values = torch.ones(1000)
+    torch.manual_seed(3)
+    first, second = drop_out(values, 0.5), drop_out(values, 0.5)
+    torch.manual_seed(3)
+    assert torch.equal(drop_out(values, 0.5), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("probability", "kept"), [(0.0, 1.0), (1e-9, 1.0), (1.0, 0.0)])
+def test_nothing_and_everything_can_be_dropped(probability, kept):
+    assert torch.equal(drop_out(torch.ones(5), probability), torch.full((5,), kept))
+
+
+def test_layers_of_a_model_are_replaced_and_do_nothing_in_evaluation():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout(0.5, inplace=True), nn.Dropout1d())
+    use_cpu_dropout(model)
+    assert [type(module) for module in model] == [nn.Linear, CpuDropout, nn.Dropout, nn.Dropout1d]
+    layer = model[1]
+    assert repr(layer) == "CpuDropout(p=0.5, inplace=False)"
+    values = torch.ones(100)
+    assert 0 < (layer(values) == 0).sum() < 100
+    assert layer.eval()(values) is values

@@ -21,7 +21,7 @@ from shared.config import options
 from shared.encoders import packing
 from shared.extras import curves
 from shared.metrics.task_metrics import TaskMetrics
-from shared.speed.documents import Documents
+from shared.speed.first_token import Documents
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 COMPILED = {"eager": [], "compiled": ["--torch_compile"]}

@@ -10,9 +10,10 @@ import pytest
 import runs
 import torch
 from accelerate import Accelerator
+from families import MASKED_LM, small
 from safetensors.torch import load_file
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, ResNetConfig, ResNetForImageClassification
+from transformers import ResNetConfig, ResNetForImageClassification
 
 from shared.errors import UserError
 from shared.extras.flops import FlopCounter
@@ -22,8 +23,6 @@ from shared.speed import compiling
 from shared.speed.compiling import compile_layers
 
 CONFIG = ModelOptions(torch_compile=True)
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 50}
-WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +37,8 @@ def quick(monkeypatch):
     torch._dynamo.reset()
 
 
-def bert(**more):
-    torch.manual_seed(0)
-    return BertForMaskedLM(BertConfig(**SIZES, **WITHOUT_DROPOUT, num_hidden_layers=3, **more)).train()
+def bert():
+    return small("bert", MASKED_LM)
 
 
 def ids(rows, length):
@@ -60,7 +58,7 @@ def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(
     counters.clear()
     plain, model = bert(), compile_layers(accelerator, CONFIG, bert())
     assert compiled(model)
-    assert not compiled(plain)
+    assert not compiled(compile_layers(accelerator, ModelOptions(), plain)), "without the flag"
     assert set(model.state_dict()) == set(plain.state_dict()), "the names of the weights are unchanged"
     for rows, length in ((4, 7), (3, 9), (5, 6), (2, 12)):
         losses = [m(ids(rows, length)).logits.square().mean() for m in (plain, model)]
@@ -96,9 +94,7 @@ def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_s
 
 
 def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_change(accelerator, quick, monkeypatch):
-    monkeypatch.setattr(
-        compiling, "BACKEND", "eager"
-    )  # fast: here only the hooks matter, which compiled layers do not run
+    monkeypatch.setattr(compiling, "BACKEND", "eager")  # only the hooks matter here; compiled layers do not run them
     expected = FlopCounter(plain := bert())
     plain(ids(2, 5))
     model = compile_layers(accelerator, CONFIG, bert())
@@ -111,16 +107,12 @@ def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_chan
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_without_the_flag_nothing_is_compiled(accelerator):
-    assert not compiled(compile_layers(accelerator, ModelOptions(), bert()))
-
-
 def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(accelerator, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"^--torch_compile needs a compiler, .* no no-such-compiler: .*CXX"):
         compile_layers(accelerator, CONFIG, bert())
     monkeypatch.delenv("CXX")
-    with pytest.raises(UserError, match=r"^--torch_compile: Linear has no repeated layers"):
+    with pytest.raises(UserError, match=r"^--torch_compile finds no repeated layers in a Linear"):
         compile_layers(accelerator, CONFIG, nn.Linear(1, 1))
     monkeypatch.setattr(Accelerator, "is_fsdp2", True)
     with pytest.raises(UserError, match=r"^--torch_compile .* FSDP"):

@@ -1,44 +1,28 @@
 """A replacement in a model that changes the model's outputs is undone, and one line is printed."""
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-)
+from families import MASKED_LM, batch, config_of, small
 from transformers.integrations import sdpa_attention
 
 from shared.compat import of_transformers
 from shared.encoders import text_models
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
+from shared.encoders.text_models import ALWAYS_MASKED, PRODUCTS, SMALL_MASK, use_attention
 from shared.models.trainable import is_short
 from shared.speed import first_token
 from shared.speed.first_token import shorten_last_layer
 from shared.speed.self_check import image_batch, keep_if_equal, text_batch
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
-KINDS = {"vit": AutoModelForImageClassification, "mlm": AutoModelForMaskedLM}
+HEADS = {"mlm": ("bert", MASKED_LM)}
 
 
 def tiny(kind):
-    torch.manual_seed(0)
-    sizes = {"image_size": 16, "patch_size": 4} if kind == "vit" else {"vocab_size": 50, "pad_token_id": 1}
-    family = {"mlm": "bert"}.get(kind, kind)
-    config = AutoConfig.for_model(family, **SIZES, **sizes, initializer_range=0.2, num_labels=3)
-    return KINDS.get(kind, AutoModelForSequenceClassification).from_config(config).train()
-
-
-def batch(kind):
-    if kind == "vit":
-        return {"pixel_values": torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(7))}
-    real = (torch.arange(20) < torch.tensor([[20], [13], [5]])).long()
-    return {"input_ids": (torch.arange(60).view(3, 20) % 40 + 2).masked_fill(real == 0, 1), "attention_mask": real}
+    return small(*HEADS.get(kind, (kind,)))
 
 
 def logits(model, kind):
@@ -81,8 +65,10 @@ def family(kind, change):
 
 DIFFERS, FAILS = "it changes the outputs or gradients by more than rounding", "it cannot be checked (AttributeError: "
 LAST = "a last layer that computes the first token only"
-MASKS, PRODUCTS = "the attention sdpa_on_device", "the attention products"
-SMALL_MASK = "the attention sdpa_with_small_mask"
+MASKS, SMALL, PRODUCT = (f"the attention {name}" for name in (ALWAYS_MASKED, SMALL_MASK, PRODUCTS))
+mask_on_device, mask_by_row, attend_by_products = (
+    partial(use_attention, name=name) for name in (ALWAYS_MASKED, SMALL_MASK, PRODUCTS)
+)
 CASES = {
     "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
     "last layer, distilbert": ("distilbert", shorten_last_layer, family("distilbert", changed), LAST, DIFFERS),
@@ -90,14 +76,14 @@ CASES = {
     "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
     "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
     "masks": ("bert", mask_on_device, (text_models, "always_masked", unpadded), MASKS, DIFFERS),
-    "small masks": ("bert", mask_by_row, (text_models, "small_mask", unpadded), SMALL_MASK, DIFFERS),
+    "small masks": ("bert", mask_by_row, (text_models, "small_mask", unpadded), SMALL, DIFFERS),
     "masks, attention": (
         *("bert", mask_on_device),
         (of_transformers, "attention_function", lambda _: changed(sdpa_attention.sdpa_attention_forward)),
         *(MASKS, DIFFERS),
     ),
-    "products": ("bert", attend_by_products, (text_models, "attend", changed(text_models.attend)), PRODUCTS, DIFFERS),
-    "products, fails": ("modernbert", attend_by_products, (text_models, "attend", gone), PRODUCTS, FAILS),
+    "products": ("bert", attend_by_products, (text_models, "attend", changed(text_models.attend)), PRODUCT, DIFFERS),
+    "products, fails": ("modernbert", attend_by_products, (text_models, "attend", gone), PRODUCT, FAILS),
 }
 
 
@@ -123,7 +109,7 @@ def test_a_sparse_head_with_different_logits_is_replaced_by_the_dense_head(chang
     index_select = torch.Tensor.index_select
 
     def wrong(states, dim, places):
-        if states.shape[-1] != SIZES["hidden_size"]:
+        if states.shape[-1] != model.config.hidden_size:
             return index_select(states, dim, places)
         return index_select(states, dim, places) * 1.01 if change == "other" else gone()
 
@@ -181,7 +167,11 @@ def test_only_the_main_process_prints(monkeypatch, capsys):
 
 
 def test_the_batch_of_texts_has_padding_and_is_longer_than_the_window():
-    for config in (tiny("bert").config, tiny("modernbert").config, SimpleNamespace(vocab_size=9, pad_token_id=None)):
+    for config in (
+        config_of("bert", pad_token_id=1),
+        config_of("modernbert"),
+        SimpleNamespace(vocab_size=9, pad_token_id=None),
+    ):
         given = text_batch(config)
         real = given["attention_mask"].bool()
         assert sorted(real.sum(1).tolist(), reverse=True) == real.sum(1).tolist()

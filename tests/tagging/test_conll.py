@@ -2,7 +2,6 @@
 
 import re
 
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -11,15 +10,8 @@ from shared.datasets import readers
 from shared.errors import UserError
 from shared.tagging.conll import read_conll
 
-SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
-TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]
-CONLL = {
-    "tabs": "EU\tB-ORG\nrejects\tO\ncall\tO\n\nPeter\tB-PER\nBlackburn\tI-PER\n",
-    "spaces": "EU B-ORG\nrejects O\ncall   O\n\nPeter B-PER\nBlackburn I-PER",
-    "documents": "-DOCSTART- -X- O O\n\nEU NNP x B-ORG\nrejects VB x O\ncall NN x O\n\n\n-DOCSTART- -X- O O\n\n"
-    "Peter NNP y B-PER\nBlackburn NNP y I-PER\n\n",
-    "windows": "\ufeffEU B-ORG\r\nrejects O\r\ncall O\r\n\r\nPeter B-PER\r\nBlackburn I-PER\r\n",
-}
+DOCUMENTS = "-DOCSTART- -X- O O\n\nEU NNP x B-ORG\ncall NN x O\n\n\n-DOCSTART- -X- O O\n\nPeter NNP y B-PER\n\n"
+WINDOWS = "\ufeffEU B-ORG\r\nrejects O\r\n\r\nPeter B-PER\r\nBlackburn I-PER\r\n"
 LINES = ["", " ", "\t", "\r", "\t\t", "-DOCSTART-\t\tO", "-DOCSTART-", "a\tO", "a b\tB-x", "é\tx\tO", "b O", "c x O"]
 LINES += ["d  O", " e O", "f O ", "g\tO\r", "h\t", "\tO", "i\tO ", "'\"\tO", '"\tI-"', "NA\tnull", "\u00a0", "a"]
 LINES += ["\u00a0\tO", "\ufeffj\tO"]
@@ -56,6 +48,8 @@ def read(path, untagged=False):
     *(st.booleans() for _ in range(2)),
     st.integers(1, 30),
 )
+@example(DOCUMENTS.split("\n"), False, False, 100)
+@example(WINDOWS.split("\n"), False, False, 100)
 @example(["a\tO", "", "", "", "b\tO", "", "", "c\tO"], True, False, 100)
 @example(["a\tx\tO", "\tx\t"], True, False, 100)  # a line without word and tag is not empty
 @example(["a\tO", "", "\ufeffb\tO"], True, False, 5)  # the second piece begins with a byte order mark
@@ -67,13 +61,6 @@ def test_blocks_are_read_as_line_by_line(tmp_path_factory, lines, newline_at_end
         patch.setattr(readers, "BLOCK_BYTES", size)
         found, expected = read(path, untagged), line_by_line(text, untagged)
     assert found == expected
-
-
-@pytest.mark.parametrize("form", CONLL)
-def test_a_conll_file_is_read_in_all_its_forms(tmp_path, form):
-    (tmp_path / "train.conll").write_bytes(CONLL[form].encode())
-    table = pa.concat_tables(read_conll(tmp_path / "train.conll", "train"))
-    assert (table["tokens"].to_pylist(), table["tags"].to_pylist()) == (SENTENCES, TAGS)
 
 
 @pytest.mark.parametrize(

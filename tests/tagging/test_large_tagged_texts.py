@@ -18,7 +18,7 @@ from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
 from shared.datasets import arrow_files, readers, rows
-from shared.tagging import text_blocks, windows
+from shared.tagging import pieces, tags, windows
 
 RECIPE = runs.ROOT / "recipes/token_classification.py"
 FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
@@ -27,9 +27,9 @@ LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (readers, "BLOCK_BYTES"): 300,
     (rows, "BLOCK_ROWS"): 23,
     (prepared, "IN_MEMORY"): -1,
-    (text_blocks, "SMALLEST_BLOCK"): 16,
-    (text_blocks, "BATCH_TEXTS"): 5,
-    (text_blocks, "BATCH_WORDS"): 60,
+    (pieces, "SMALLEST_BLOCK"): 16,
+    (tags, "BATCH_TEXTS"): 5,
+    (tags, "BATCH_WORDS"): 60,
     (windows, "BATCH_TEXTS"): 5,
 }
 

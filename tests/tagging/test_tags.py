@@ -9,7 +9,7 @@ from seqeval import metrics as seqeval
 from seqeval.metrics.sequence_labeling import get_entities
 
 from shared.errors import UserError
-from shared.tagging.tags import SCORES, Tags, first_words, tagging_scores
+from shared.tagging.tags import SCORES, TAGS, Tags, begins_of, sizes_of, tagging_scores
 
 SCHEMES = {
     "IOB": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
@@ -28,7 +28,7 @@ def table(*texts):
 def arguments(tags, *texts):
     """The arguments of `Tags.entities` for texts, each a list of tags."""
     given = table(*texts)
-    return tags.encode(given), first_words(given)
+    return tags.encode(given), begins_of(sizes_of(given[TAGS].combine_chunks()))
 
 
 def texts_of(names):

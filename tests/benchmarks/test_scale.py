@@ -29,7 +29,6 @@ def test_it_writes_a_row_per_size_and_the_processes_read_each_sample_once(monkey
 
 def test_a_sample_that_is_read_twice_is_seen(monkeypatch, tmp_path):
     scale.write_lengths(tmp_path / "lengths", 500)
-    of_one = scale.Plan.micro_batches
-    monkeypatch.setattr(scale.Plan, "micro_batches", lambda plan, step: of_one(plan, step, 0))
-    monkeypatch.setattr(scale.Plan, "micro_batches_of_all", lambda plan, step: [of_one(plan, step, 0)] * 4)
+    of_all = scale.Plan.micro_batches_of_all
+    monkeypatch.setattr(scale.Plan, "micro_batches_of_all", lambda plan, step: [of_all(plan, step)[0]] * 4)
     assert not scale.plan_of_all(tmp_path / "lengths", 500, 4, 16)["each_sample_once"]

@@ -11,7 +11,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.cache.prepared import key_digest, mapped_file, mask_once, shared_array
+from shared.cache.prepared import key_digest, mapped_file, shared_array
 from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.readers import KINDS, find_files
-from shared.datasets.rows import column_of, content_of, is_text, refuse_missing, source_of, where
-from shared.datasets.splits import share_of_each
-from shared.datasets.tables import SUBSET, TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
+from shared.datasets.rows import (
+    ROW_COLUMN,
+    column_of,
+    content_of,
+    is_text,
+    named,
+    refuse_missing,
+    source_of,
+    where,
+    with_content,
+)
+from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, hold_out, limited, read_parts
 from shared.errors import UserError, count_of, say
 from shared.images.cache import Checked, check, key_of_files
 from shared.images.decoding import Pixels
 from shared.images.paths import EXTENSIONS, images_below, stored_names
-from shared.images.selection import Mask, blocks, chosen_by_hash, numbers, taken
+from shared.plan.draws import Ints
 from shared.pretrained.from_pretrained import label_order
+
+BLOCK = 1 << 16  # images whose numbers are read at once
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """The images 0 ... count - 1 in blocks."""
+    for first in range(0, count, BLOCK):
+        yield slice(first, min(first + BLOCK, count))
+
+
+def numbers(count: int) -> Ints:
+    """int64 [count]: 0 ... count - 1. The array is memory-mapped if it is large: see `shared_array`."""
+    return shared_array(lambda: (np.arange(block.start, block.stop) for block in blocks(count)), np.int64)
 
 
 @dataclass(frozen=True)
@@ -113,9 +134,24 @@ class Source:
         place = self.name if self.table is None else where(self.table, row)
         return f"{place}: {self.file(i)}" if self.folder else place
 
-    def take(self, chosen: Mask) -> "Source":
-        """The source with only the images `chosen`."""
-        return replace(self, targets=taken(self.targets, chosen), rows=taken(self.rows, chosen))
+    def as_table(self) -> pa.Table:
+        """The targets as a table, from which `tables` selects rows: see `chosen`."""
+        table, file = named(pa.table({"target": self.targets}), self.name), mapped_file(self.targets)
+        return with_content(table, str(file)) if file else table
+
+    def chosen(self, selection: pa.Table) -> "Source":
+        """The source with only the images that a selection from `as_table` has."""
+        if ROW_COLUMN not in selection.column_names:  # all of them
+            return self
+        return self.take(shared_array(lambda: map(np.asarray, selection[ROW_COLUMN].chunks), np.int64))
+
+    def take(self, places: Ints) -> "Source":
+        """The source with only the images with these numbers, in ascending order."""
+
+        def of(values: NDArray[Any]) -> NDArray[Any]:
+            return shared_array(lambda: (values[places[block]] for block in blocks(len(places))), values.dtype)
+
+        return replace(self, targets=of(self.targets), rows=of(self.rows))
 
     def ordered(self, names: tuple[str, ...]) -> "Source":
         """The same images with class ids in the order of `names`, a permutation of the class names."""
@@ -284,21 +320,12 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
     if problem_type == "regression" and train.names:
         raise UserError(f"{train.name} has classes, and regression needs a column of numbers: use --train_file")
     if validation is None:
-        train, validation = hold_out(train, config.validation_split_percentage, config.seed)
-        say(
-            f"{train.name}: no validation part, so {len(validation):,} images ({config.validation_split_percentage} %"
-            f"{' of each class' * bool(train.names)}, chosen by --seed {config.seed}) are held out"
-        )
+        train, validation = map(train.chosen, hold_out(train.as_table(), config, train.targets))
     if config.model_name_or_path and not config.from_scratch and train.names:
         names = label_order(config.model_name_or_path, train.names, config.revision)
         train, validation = train.ordered(names), validation.ordered(names)
-    return limited(train, "max_train_samples", config), limited(validation, "max_eval_samples", config)
-
-
-def limited(source: Source, name: str, config: Any) -> Source:
-    """The images that --max_train_samples or --max_eval_samples, whichever is the `name`, keeps."""
-    most = limit(len(source), getattr(config, name), f"--{name}")
-    return source if most is None else source.take(chosen_by_hash(len(source), most, config.seed, SUBSET))
+    chosen = limited((train.as_table(), validation.as_table()), config)
+    return train.chosen(chosen[0]), validation.chosen(chosen[1])
 
 
 def from_tables(config: Any, problem_type: ProblemType) -> tuple[Source, Source | None]:
@@ -322,27 +349,3 @@ def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
     names = [given] if isinstance(given, str) else given
     folders = {file.parent for file in find_files(names, flag, KINDS)}
     return folders.pop() if len(folders) == 1 else None
-
-
-def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:
-    """Split off a percentage of each class (see `share_of_each`), or of all images with numbers to be predicted.
-
-    Returns the remaining images, and those held out.
-
-    Raises:
-        UserError: there are too few images to hold out any.
-    """
-    count = len(source)
-    share = partial(share_of_each, source.targets, percentage, seed)
-    if not source.names:
-        chosen = chosen_by_hash(count, min(max(1, round(count * percentage / 100)), max(1, count - 1)), seed)
-    elif file := mapped_file(source.targets):  # many images: computed once per machine
-        chosen = mask_once(f"held-out-images-{key_digest(file.parent.name, percentage, seed)}", count, share)
-    else:
-        chosen = share()
-    if not chosen.any() or chosen.all():
-        raise UserError(
-            f"{source.name}: {count:,} images are too few to hold out {percentage} % of each class: add images, "
-            "or change --validation_split_percentage"
-        )
-    return source.take(~chosen), source.take(chosen)

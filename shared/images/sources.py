@@ -34,7 +34,7 @@ from shared.datasets.rows import (
     with_content,
 )
 from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, hold_out, limited, read_parts
-from shared.errors import UserError, count_of, say
+from shared.errors import UserError, about, count_of, say
 from shared.images.cache import Checked, check, key_of_files
 from shared.images.decoding import Pixels
 from shared.images.paths import EXTENSIONS, images_below, stored_names
@@ -100,11 +100,10 @@ class Source:
         """
         content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
         content.update(np.ascontiguousarray(self.targets).data)
-        if self.arrays is not None:
-            content.update(self.arrays[self.rows].tobytes())
-        if self.checked:
-            for block in blocks(len(self)):
-                content.update(self.checked.prints[self.rows[block]].data)
+        images = self.checked.prints if self.checked else self.arrays
+        assert images is not None
+        for block in blocks(len(self)):
+            content.update(images[self.rows[block]].tobytes())
         if self.checked and self.checked.folder:
             for i, file in enumerate(self.files()):
                 content.update(("\0" * (i > 0) + file[len(self.checked.folder) :]).encode(errors="surrogateescape"))
@@ -185,7 +184,8 @@ def checked(source: Source) -> Source:
     """
     assert source.cells is not None
     if source.folder:
-        key, folder = key_of_files(source.files())
+        with about(f"{source.name}, whose paths are relative to {source.folder}"):
+            key, folder = key_of_files(source.files())
     else:
         content = source.table is not None and content_of(source.table)
         key, folder = key_digest(content or [key_digest(cell.as_py()) for cell in source.cells], source.column), ""
@@ -271,7 +271,7 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
         folder: the folder to which paths are relative; None: a column of paths is an error.
 
     Raises:
-        UserError: the column is missing or does not hold images, a file does not exist, or labels are missing or
+        UserError: the column is missing or does not hold images, a file cannot be read, or labels are missing or
             unknown.
     """
     column = column_of(table, image_column, "--image_column_name")
@@ -285,13 +285,6 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
     refuse_missing(table, image_column, content.is_null(), what="image")
     source = Source(source_of(table), labels.names, labels.encode(table), numbers(len(table)), labels=labels)
     source = replace(source, table=table, column=image_column, cells=content, folder=folder if is_path else None)
-    if source.folder:
-        row = next((row for row in range(len(source)) if not source.file(row).is_file()), None)
-        if row is not None:
-            raise UserError(
-                f"{where(table, row)} names {content[row].as_py()!r}, and there is no file {source.file(row)}: "
-                f"correct the paths, which are relative to {folder}, or remove such rows"
-            )
     return checked(source)
 
 
@@ -303,11 +296,8 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
     chosen by --seed. With the `problem_type` "regression", the targets are the numbers in --label_column_name.
 
     Raises:
-        UserError: flags exclude each other, or the data cannot be read.
+        UserError: the data cannot be read.
     """
-    given = {flag: getattr(config, flag) for flag in ("train_dir", "train_file", "dataset_name")}
-    if len(given := {flag: value for flag, value in given.items() if value}) > 1:
-        raise UserError(f"{' and '.join(f'--{flag} {value}' for flag, value in given.items())}: give one of them")
     validation: Source | None = None
     if config.train_dir:
         train = class_folders(config.train_dir, "--train_dir")

@@ -58,9 +58,7 @@ def test_paths_in_a_column_are_relative_to_the_folder_of_the_file(tmp_path, monk
     with pytest.raises(UserError, match=rf"row 4 of --train_file .*: {'' if absolute else '.*'}{files[3]} is corrupt"):
         load_images(given, EIGHT)
     files[3].unlink()
-    with pytest.raises(
-        UserError, match=r"row 4 of --train_file .* names '.*cat/3.png', and there is no file .*cat/3.png"
-    ):
+    with pytest.raises(UserError, match=r"--train_file .*, whose paths are relative to .*No such file.*cat/3.png"):
         load_images(given, EIGHT)
 
 
@@ -119,7 +117,6 @@ def test_wrong_folders_and_flags_are_refused(tmp_path):
             {"train_dir": good, "validation_dir": tmp_path / "other"},
             "has a class fox that the training images do not",
         ),
-        ({"train_dir": good, "train_file": parquet}, "give one of them"),
         ({"train_file": parquet, "image_column_name": "photo"}, "--image_column_name photo"),
         ({"train_file": parquet, "image_column_name": "row"}, "holds int64 there, not images as bytes"),
         ({"train_file": parquet, "label_column_name": "class"}, "--label_column_name class"),

@@ -86,7 +86,7 @@ def test_a_pretrained_model_keeps_its_weights_and_image_size_and_from_scratch_on
     assert all(torch.equal(value, saved[name]) for name, value in old.state_dict().items())
     assert new.config.hidden_sizes == old.config.hidden_sizes
     assert not torch.equal(new.state_dict()["classifier.1.weight"], saved["classifier.1.weight"])
-    with pytest.raises(UserError, match="--freeze_backbone with --from_scratch"):
+    with pytest.raises(UserError, match="--freeze_backbone True and --from_scratch True exclude each other"):
         train(tmp_path, *pretrained, "--from_scratch", "--freeze_backbone")
 
 

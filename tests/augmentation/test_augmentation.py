@@ -90,11 +90,6 @@ def test_random_crops_lie_in_the_image_and_have_the_requested_area_and_shape(see
     assert ((shapes > 3 / 4 - 1e-4) & (shapes < 4 / 3 + 1e-4)).all()
 
 
-def test_crops_of_the_whole_area_are_the_whole_image():
-    boxes = crop_boxes(Draws(0, micro_batch([1, 2]), CPU), torch.tensor([0.5, 2.0]), 1.0)
-    assert boxes.expand(2, 4).tolist() == [[0, 0, 1, 1]] * 2
-
-
 # Colors and TrivialAugment
 
 

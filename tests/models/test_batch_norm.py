@@ -106,20 +106,6 @@ def test_a_skipped_update_does_not_change_the_averages():
     assert torch.isfinite(buffers(net)).all()
 
 
-def test_the_averages_do_not_depend_on_when_they_are_copied_into_the_model():
-    net, other = model().train(), model().train()
-    averages, others = (averages_of(m) for m in (net, other))
-    for _ in range(3):
-        step(net, averages)
-        step(other, others, settle=False)
-        assert not torch.equal(buffers(other), buffers(net))  # the model has those of the last micro-batch
-    others.weights_are_read()
-    assert torch.equal(buffers(other), buffers(net))
-    assert other[1].num_batches_tracked == 3
-    others.weights_are_read()
-    assert torch.equal(buffers(other), buffers(net))
-
-
 def test_norms_in_eval_mode_do_not_change():
     net = model().train()
     net[1].eval()
@@ -137,11 +123,6 @@ def test_averages_begin_with_the_buffers_of_a_loaded_checkpoint():
     averages.loaded(run)
     step(net, averages)
     assert torch.allclose(net[1].running_mean, expected()[0], atol=1e-6)
-
-
-def test_a_model_without_batch_norm_works():
-    net = nn.Conv2d(3, 4, 3)
-    step(net, averages_of(net))
 
 
 def shared_out(accelerator, _):

@@ -211,9 +211,8 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
             images, or a class is not one of the training data's.
     """
     root, name = Path(folder), f"{flag} {folder}"
-    if not root.is_dir():
-        raise UserError(f"{name}: no such folder")
-    found = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    with about(name):
+        found = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     splits = [label for label in found if label.lower() in TRAIN_SPLITS + VALIDATION_SPLITS]
     if splits and (len(splits) > 1 or splits == found):
         raise UserError(

@@ -109,8 +109,8 @@ def test_wrong_folders_and_flags_are_refused(tmp_path):
     (tmp_path / "nothing/dog").mkdir()
     parquet = tables(tmp_path)
     for flags, expected in (
-        ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: no such folder"),
-        ({"train_dir": parquet}, "no such folder"),
+        ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: [Errno 2] No such file"),
+        ({"train_dir": parquet}, "Not a directory"),
         ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, and each class needs one"),
         ({"train_dir": tmp_path / "nothing"}, "the class cat has no image (.jpg"),
         (

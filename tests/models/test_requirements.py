@@ -103,7 +103,7 @@ def test_a_custom_model_trains_is_exported_and_loaded_and_its_finished_run_is_re
 
 
 def test_muon_needs_to_know_the_head():
-    with pytest.raises(UserError, match=r"^--optim muon: a Words does not tell its hidden layers .*: use adamw$"):
+    with pytest.raises(UserError, match=r"^--optim muon, which must know the head of a model: .*base_model"):
         muon_groups(Words(9), 0.1)
 
 

@@ -146,21 +146,6 @@ def test_shears_shifts_and_rotations_equal_those_of_pillow(name, strength, space
     assert (found != np.asarray(expected)).mean() < 0.01  # a position between two pixels may be rounded differently
 
 
-def test_an_image_gets_the_same_operation_in_a_batch_as_alone():
-    count = len(random_operations.OPERATIONS)
-    images = batch(*(photo(20, seed) for seed in range(count)))
-    operation = (np.arange(count) + 0.5) / count
-    magnitude, sign = np.full(count, 0.8), np.tile([0.2, 0.7], count)[:count]
-    together = random_operations.trivial(images, operation, magnitude, sign)
-    for i in range(count):
-        alone = random_operations.trivial(
-            images[i : i + 1], operation[i : i + 1], magnitude[i : i + 1], sign[i : i + 1]
-        )
-        assert torch.equal(alone[0], together[i]), random_operations.OPERATIONS[i]
-    changed = [not torch.equal(a, b) for a, b in zip(images, together, strict=True)]
-    assert changed == [name != "identity" for name in random_operations.OPERATIONS]
-
-
 def test_the_magnitude_sets_the_strength_of_an_operation_of_randaugment():
     """Magnitude 10 of 30 is a third of the way to the strongest that torchvision has."""
     image = photo(60)

@@ -136,7 +136,7 @@ class Source:
     def as_table(self) -> pa.Table:
         """The targets as a table, from which `tables` selects rows: see `chosen`."""
         table, file = named(pa.table({"target": self.targets}), self.name), mapped_file(self.targets)
-        return with_content(table, str(file)) if file else table
+        return with_content(table, file.parent.name) if file else table
 
     def chosen(self, selection: pa.Table) -> "Source":
         """The source with only the images that a selection from `as_table` has."""
@@ -282,17 +282,17 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
             f"{' or paths of files' * (folder is not None)}: write it with datasets' Image feature"
         )
     refuse_missing(table, image_column, content.is_null(), what="image")
-    source = Source(source_of(table), labels.names, labels.encode(table), numbers(len(table)), labels=labels)
-    source = replace(source, table=table, column=image_column, cells=content, folder=folder if is_path else None)
-    return checked(source)
+    given = {"cells": content, "folder": folder if is_path else None, "table": table, "column": image_column}
+    targets, rows = labels.encode(table), numbers(len(table))
+    return checked(Source(source_of(table), labels.names, targets, rows, labels=labels, **given))
 
 
 def load_sources(config: Any, problem_type: ProblemType = "single_label_classification") -> tuple[Source, Source]:
     """The training and the validation images that a config names, or the digits if it names none.
 
-    --max_train_samples and --max_eval_samples reduce them.
-    Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out,
-    chosen by --seed. With the `problem_type` "regression", the targets are the numbers in --label_column_name.
+    Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out
+    (`tables.hold_out`). --max_train_samples and --max_eval_samples reduce the images (`tables.limited`). With the
+    `problem_type` "regression", the targets are the numbers in --label_column_name.
 
     Raises:
         UserError: the data cannot be read.

@@ -77,20 +77,15 @@ class Source:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def stored(self, i: int) -> bytes | Path:
-        """Return the encoded image number `i`: the path of a file, or bytes."""
+    def stored(self, i: int) -> Any:
+        """The encoded image number `i`: bytes, or the Path of a file if there is a `folder`."""
         assert self.cells is not None
-        return self.file(i) if self.folder else self.cells[int(self.rows[i])].as_py()
-
-    def file(self, i: int) -> Path:
-        """The path of the file of image number `i`."""
-        assert self.cells is not None
-        assert self.folder is not None
-        return self.folder / os.fsdecode(self.cells[int(self.rows[i])].as_py())
+        cell = self.cells[int(self.rows[i])].as_py()
+        return self.folder / os.fsdecode(cell) if self.folder else cell
 
     def files(self) -> Iterator[str]:
         """The absolute paths of the files."""
-        return (str(self.file(i).absolute()) for i in range(len(self)))
+        return (str(self.stored(i).absolute()) for i in range(len(self)))
 
     def digest(self) -> str:
         """A hash of the class names, the targets and the images (their pixels, or fingerprints if they are encoded).
@@ -131,7 +126,7 @@ class Source:
         """The name of image number `i` in messages."""
         row = int(self.rows[i])
         place = self.name if self.table is None else where(self.table, row)
-        return f"{place}: {self.file(i)}" if self.folder else place
+        return f"{place}: {self.stored(i)}" if self.folder else place
 
     def as_table(self) -> pa.Table:
         """The targets as a table, from which `tables` selects rows: see `chosen`."""

@@ -84,7 +84,7 @@ def columns_of_run(source: Source) -> pa.Table:
         return without_bytes(source.table.take(pa.array(source.rows)), source.column)
     classes = pa.array(source.names).take(pa.array(source.targets))
     if source.folder:
-        places = {FILE_COLUMN: pa.array([str(source.file(i)) for i in range(len(source))])}
+        places = {FILE_COLUMN: pa.array([str(source.stored(i)) for i in range(len(source))])}
     else:
         places = {NUMBER_COLUMN: pa.array(source.rows)}
     return named(pa.table(places | {LABEL_COLUMN: classes}), source.name)

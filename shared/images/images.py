@@ -2,7 +2,6 @@
 
 import base64
 import io
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +114,6 @@ def load_images(
         Unfinished: this process is a task of a job array and has decoded its share of each source, and another task has
             not.
     """
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     sources = load_sources(config, problem_type)
     squares = geometry.training_square(config.decode_size), geometry.evaluation_square
     train, validation = each_share(lambda part: prepare(part[0], config, part[1]), zip(sources, squares, strict=True))

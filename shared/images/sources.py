@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -178,6 +179,7 @@ def checked(source: Source) -> Source:
         UserError: a file cannot be read.
     """
     assert source.cells is not None
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     if source.folder:
         with about(f"{source.name}, whose paths are relative to {source.folder}"):
             key, folder = key_of_files(source.files())

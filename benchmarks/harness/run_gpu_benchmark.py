@@ -228,8 +228,8 @@ def random_images(config: Any) -> tuple[Any, Any, Any]:
     names = tuple(f"class {i}" for i in range(1000))
     whole = Source("random images", names, rng.integers(0, 1000, count), np.arange(count), arrays=pixels)
     geometry = load_geometry(config)
-    train = prepare(whole.take(np.arange(count) >= 8), config, geometry.training_square(side))
-    held_out = prepare(whole.take(np.arange(count) < 8), config, geometry.evaluation_square)
+    train = prepare(whole.take(np.arange(8, count)), config, geometry.training_square(side))
+    held_out = prepare(whole.take(np.arange(8)), config, geometry.evaluation_square)
     return train, held_out, Augmentation(config, geometry)
 
 

@@ -154,8 +154,9 @@ class Augmentation:
         for i in range(config.rand_augment or 0):
             operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
             images = random_operations.rand(images, operation, config.ra_magnitude or 9, sign)
-        if config.color_jitter:
-            images = jitter(images, draw, config.color_jitter)
+        for name in ("brightness", "contrast", "saturation") if config.color_jitter else ():
+            factors = draw(name, max(0.0, 1 - config.color_jitter), 1 + config.color_jitter)[:, None, None, None]
+            images = getattr(color, name)(images, factors)
         if config.hue:
             images = color.hue(images, draw("hue", -config.hue, config.hue)[:, None, None, None])
         images = self.normalize(images)
@@ -208,14 +209,6 @@ def mirrored(boxes: Tensor) -> Tensor:
     """The boxes with left and right exchanged, which mirrors the crop."""
     left, top, right, bottom = boxes.unbind(1)
     return torch.stack([right, top, left, bottom], dim=1)
-
-
-def jitter(images: Tensor, draw: Draws, strength: float) -> Tensor:
-    """Scale brightness, contrast and saturation, in this order, by factors in [1 - `strength`, 1 + `strength`]."""
-    for name in ("brightness", "contrast", "saturation"):
-        factors = draw(name, max(0.0, 1 - strength), 1 + strength)[:, None, None, None]
-        images = getattr(color, name)(images, factors)
-    return images
 
 
 def erased(draw: Draws, size: int, probability: float) -> Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from shared.checkpoints import digests, folders
@@ -86,7 +85,8 @@ def write(accelerator: Any, job: Job, models: list[nn.Module], optimizers: list[
 
     def fill() -> dict[str, Any]:
         save(partial, models, optimizers)
-        files = [file for file in partial.rglob("*") if is_mine(file, accelerator.process_index)]
+        mine = [f"__{accelerator.process_index}_*"] + [".metadata"] * main  # the main process also writes the index
+        files = [file for pattern in mine for file in partial.rglob(pattern)]
         lines = digests.lines_of({str(file.relative_to(partial)): file for file in files})
         if main:
             lines |= {name: digests.write_file(partial / name, [text]) for name, text in job.contents.items()}
@@ -138,47 +138,28 @@ def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
             raise OSError(number, f"process {rank}: {text}") from None
 
 
-def is_mine(file: Path, rank: int) -> bool:
-    """Whether process `rank` wrote a file of the shards: its own ones, and on rank 0 also the index."""
-    return file.name.startswith(f"__{rank}_") or (rank == 0 and file.name == ".metadata")
-
-
 def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
     """Read this process's part, whatever the number of processes that wrote it; call it on every process.
 
     Models and optimizers that are not sharded are read as a whole.
     """
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import set_state_dict
 
     states = _states(models, optimizers)
     for name, state in states.items():
-        checkpoint.load(state, storage_reader=checkpoint.FileSystemReader(path / name), planner=_safe_planner())
-    for i, model in enumerate(models):
-        set_model_state_dict(model, states[f"pytorch_model_fsdp_{i}"]["model"])
+        checkpoint.load(state, storage_reader=checkpoint.FileSystemReader(path / name))
     for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-        set_optimizer_state_dict(model, inner(optimizer), states[f"optimizer_{i}"]["optimizer"])
+        of_model, of_optimizer = states[f"pytorch_model_fsdp_{i}"]["model"], states[f"optimizer_{i}"]["optimizer"]
+        set_state_dict(model, inner(optimizer), model_state_dict=of_model, optim_state_dict=of_optimizer)
 
 
 def _states(models: list[nn.Module], optimizers: list[Any]) -> dict[str, dict[str, Any]]:
     """The state dicts by folder; their tensors are those of the models and optimizers."""
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    states = {f"pytorch_model_fsdp_{i}": {"model": get_model_state_dict(model)} for i, model in enumerate(models)}
-    return states | {
-        f"optimizer_{i}": {"optimizer": get_optimizer_state_dict(model, inner(optimizer))}
-        for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True))
-    }
-
-
-def _safe_planner() -> Any:
-    """torch's planner, which unpickles any object, restricted to weights and plain values."""
-    from torch.distributed.checkpoint import DefaultLoadPlanner
-
-    class SafePlanner(DefaultLoadPlanner):
-        def load_bytes(self, read_item: Any, value: Any) -> None:
-            torch.load(value, weights_only=True)
-            value.seek(0)
-            super().load_bytes(read_item, value)
-
-    return SafePlanner()
+    states: dict[str, dict[str, Any]] = {}
+    for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        of_model, of_optimizer = get_state_dict(model, inner(optimizer))
+        states |= {f"pytorch_model_fsdp_{i}": {"model": of_model}, f"optimizer_{i}": {"optimizer": of_optimizer}}
+    return states

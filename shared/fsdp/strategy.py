@@ -142,19 +142,10 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers whose parameters nothing outside of them uses."""
+    """The repeated layers that can be gathered alone: they have a forward pass, and parameters of their own only."""
     uses = parameter_uses(model)
-    return [layer for layer in repeated_layers(model) if can_be_unit(layer, uses)]
-
-
-def can_be_unit(layer: nn.Module, uses: Counter[int]) -> bool:
-    """Whether `fully_shard` can gather a layer by itself: it has parameters of its own only, and a forward pass.
-
-    `uses` is `parameter_uses` of the model.
-    """
-    inside = parameter_uses(layer)
-    has_forward = not isinstance(layer, nn.ModuleList | nn.ModuleDict)
-    return has_forward and bool(inside) and all(uses[parameter] == count for parameter, count in inside.items())
+    layers = [layer for layer in repeated_layers(model) if not isinstance(layer, nn.ModuleList | nn.ModuleDict)]
+    return [layer for layer in layers if (inside := parameter_uses(layer)) and inside.items() <= uses.items()]
 
 
 def parameter_uses(module: nn.Module) -> Counter[int]:

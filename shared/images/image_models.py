@@ -164,12 +164,10 @@ def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
     """Return a classifier with random weights: the model of --model_name_or_path, or a ResNet with the config's sizes.
 
     Raises:
-        UserError: the sizes do not fit each other, or the new backbone would be frozen.
+        UserError: the sizes do not fit each other.
     """
     from transformers import AutoModelForImageClassification, ResNetConfig
 
-    if config.freeze_backbone:
-        raise UserError("--freeze_backbone with --from_scratch would never train the new backbone: leave one out")
     if config.model_name_or_path:
         sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision, **head)
         if config.image_size and hasattr(sizes, "image_size"):
@@ -216,8 +214,8 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.cudnn_benchmark:  # at the first convolution of a shape, cuDNN times its algorithms
-        if accelerator.device.type != "cuda" or config.deterministic:
-            raise UserError("--cudnn_benchmark needs a GPU, and a run without --deterministic: leave it out")
+        if accelerator.device.type != "cuda":
+            raise UserError("--cudnn_benchmark needs a GPU: leave it out")
         torch.backends.cudnn.benchmark = True
     use_activation_dtype(config, model)
     use_fast_products(model)
@@ -242,16 +240,8 @@ def require_logits(model: Any, size: int, name: str) -> None:
 
 
 def freeze_backbone(model: Any) -> None:
-    """Freeze everything below the head: no gradients, no optimizer state, no dropout, fixed batch norms.
-
-    Raises:
-        UserError: the model has no head apart from its backbone.
-    """
+    """Freeze everything below the head: no gradients, no optimizer state, no dropout, fixed batch norms."""
     below = backbone(model)
     below.requires_grad_(False).eval()
     # model.train() would undo eval().
     below.train = MethodType(lambda module, mode=True: module, below)  # type: ignore[method-assign]
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(
-            f"--freeze_backbone: a {type(model).__name__} has no classifier above its backbone: leave it out"
-        )

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import each_share
+from shared.cache.prepared import each_share, shared_array
 from shared.datasets.labels import ProblemType
 from shared.errors import UserError, say
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Geometry, Pixels, Square, decode
-from shared.images.selection import numbers, taken
-from shared.images.sources import Source, load_sources
+from shared.images.sources import Source, blocks, load_sources
 
 SHOWN = 96  # pixels per side of a picture
 
@@ -116,7 +114,6 @@ def load_images(
         Unfinished: this process is a task of a job array and has decoded its share of each source, and another task has
             not.
     """
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     sources = load_sources(config, problem_type)
     squares = geometry.training_square(config.decode_size), geometry.evaluation_square
     train, validation = each_share(lambda part: prepare(part[0], config, part[1]), zip(sources, squares, strict=True))
@@ -153,12 +150,15 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
             say(f"  {source.where(i)} ({problem})")
     good = np.ones(len(source), np.bool_)
     good[[i for i, _ in corrupt]] = False
-    kept = source.take(good) if corrupt else source
+    places = shared_array(
+        lambda: (block.start + np.flatnonzero(good[block]) for block in blocks(len(source))), np.int64
+    )
+    kept = source.take(places) if corrupt else source
     if not len(kept) or ((source.sizes() > 0) & (kept.sizes() == 0)).any():
         raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
     if config.cache == "none":
         return Images(kept, square)
-    return Images(kept, square, *cache.read(folder), taken(numbers(len(source)), good))
+    return Images(kept, square, *cache.read(folder), places)
 
 
 def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:

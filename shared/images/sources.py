@@ -8,10 +8,10 @@ import hashlib
 import json
 import os
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.cache.prepared import key_digest, mapped_file, mask_once, shared_array
+from shared.cache.prepared import key_digest, mapped_file, shared_array
 from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.readers import KINDS, find_files
-from shared.datasets.rows import column_of, content_of, is_text, refuse_missing, source_of, where
-from shared.datasets.splits import share_of_each
-from shared.datasets.tables import SUBSET, TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
-from shared.errors import UserError, count_of, say
+from shared.datasets.rows import (
+    ROW_COLUMN,
+    column_of,
+    content_of,
+    is_text,
+    named,
+    refuse_missing,
+    source_of,
+    where,
+    with_content,
+)
+from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, hold_out, limited, read_parts
+from shared.errors import UserError, about, count_of, say
 from shared.images.cache import Checked, check, key_of_files
 from shared.images.decoding import Pixels
 from shared.images.paths import EXTENSIONS, images_below, stored_names
-from shared.images.selection import Mask, blocks, chosen_by_hash, numbers, taken
+from shared.plan.draws import Ints
 from shared.pretrained.from_pretrained import label_order
+
+BLOCK = 1 << 16  # images whose numbers are read at once
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """The images 0 ... count - 1 in blocks."""
+    for first in range(0, count, BLOCK):
+        yield slice(first, min(first + BLOCK, count))
+
+
+def numbers(count: int) -> Ints:
+    """int64 [count]: 0 ... count - 1. The array is memory-mapped if it is large: see `shared_array`."""
+    return shared_array(lambda: (np.arange(block.start, block.stop) for block in blocks(count)), np.int64)
 
 
 @dataclass(frozen=True)
@@ -56,20 +78,15 @@ class Source:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def stored(self, i: int) -> bytes | Path:
-        """Return the encoded image number `i`: the path of a file, or bytes."""
+    def stored(self, i: int) -> Any:
+        """The encoded image number `i`: bytes, or the Path of a file if there is a `folder`."""
         assert self.cells is not None
-        return self.file(i) if self.folder else self.cells[int(self.rows[i])].as_py()
-
-    def file(self, i: int) -> Path:
-        """The path of the file of image number `i`."""
-        assert self.cells is not None
-        assert self.folder is not None
-        return self.folder / os.fsdecode(self.cells[int(self.rows[i])].as_py())
+        cell = self.cells[int(self.rows[i])].as_py()
+        return self.folder / os.fsdecode(cell) if self.folder else cell
 
     def files(self) -> Iterator[str]:
         """The absolute paths of the files."""
-        return (str(self.file(i).absolute()) for i in range(len(self)))
+        return (str(self.stored(i).absolute()) for i in range(len(self)))
 
     def digest(self) -> str:
         """A hash of the class names, the targets and the images (their pixels, or fingerprints if they are encoded).
@@ -79,11 +96,10 @@ class Source:
         """
         content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
         content.update(np.ascontiguousarray(self.targets).data)
-        if self.arrays is not None:
-            content.update(self.arrays[self.rows].tobytes())
-        if self.checked:
-            for block in blocks(len(self)):
-                content.update(self.checked.prints[self.rows[block]].data)
+        images = self.checked.prints if self.checked else self.arrays
+        assert images is not None
+        for block in blocks(len(self)):
+            content.update(images[self.rows[block]].tobytes())
         if self.checked and self.checked.folder:
             for i, file in enumerate(self.files()):
                 content.update(("\0" * (i > 0) + file[len(self.checked.folder) :]).encode(errors="surrogateescape"))
@@ -111,11 +127,26 @@ class Source:
         """The name of image number `i` in messages."""
         row = int(self.rows[i])
         place = self.name if self.table is None else where(self.table, row)
-        return f"{place}: {self.file(i)}" if self.folder else place
+        return f"{place}: {self.stored(i)}" if self.folder else place
 
-    def take(self, chosen: Mask) -> "Source":
-        """The source with only the images `chosen`."""
-        return replace(self, targets=taken(self.targets, chosen), rows=taken(self.rows, chosen))
+    def as_table(self) -> pa.Table:
+        """The targets as a table, from which `tables` selects rows: see `chosen`."""
+        table, file = named(pa.table({"target": self.targets}), self.name), mapped_file(self.targets)
+        return with_content(table, file.parent.name) if file else table
+
+    def chosen(self, selection: pa.Table) -> "Source":
+        """The source with only the images that a selection from `as_table` has."""
+        if ROW_COLUMN not in selection.column_names:  # all of them
+            return self
+        return self.take(shared_array(lambda: map(np.asarray, selection[ROW_COLUMN].chunks), np.int64))
+
+    def take(self, places: Ints) -> "Source":
+        """The source with only the images with these numbers, in ascending order."""
+
+        def of(values: NDArray[Any]) -> NDArray[Any]:
+            return shared_array(lambda: (values[places[block]] for block in blocks(len(places))), values.dtype)
+
+        return replace(self, targets=of(self.targets), rows=of(self.rows))
 
     def ordered(self, names: tuple[str, ...]) -> "Source":
         """The same images with class ids in the order of `names`, a permutation of the class names."""
@@ -148,8 +179,10 @@ def checked(source: Source) -> Source:
         UserError: a file cannot be read.
     """
     assert source.cells is not None
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     if source.folder:
-        key, folder = key_of_files(source.files())
+        with about(f"{source.name}, whose paths are relative to {source.folder}"):
+            key, folder = key_of_files(source.files())
     else:
         content = source.table is not None and content_of(source.table)
         key, folder = key_digest(content or [key_digest(cell.as_py()) for cell in source.cells], source.column), ""
@@ -175,9 +208,8 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
             images, or a class is not one of the training data's.
     """
     root, name = Path(folder), f"{flag} {folder}"
-    if not root.is_dir():
-        raise UserError(f"{name}: no such folder")
-    found = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    with about(name):
+        found = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     splits = [label for label in found if label.lower() in TRAIN_SPLITS + VALIDATION_SPLITS]
     if splits and (len(splits) > 1 or splits == found):
         raise UserError(
@@ -235,7 +267,7 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
         folder: the folder to which paths are relative; None: a column of paths is an error.
 
     Raises:
-        UserError: the column is missing or does not hold images, a file does not exist, or labels are missing or
+        UserError: the column is missing or does not hold images, a file cannot be read, or labels are missing or
             unknown.
     """
     column = column_of(table, image_column, "--image_column_name")
@@ -247,31 +279,21 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
             f"{' or paths of files' * (folder is not None)}: write it with datasets' Image feature"
         )
     refuse_missing(table, image_column, content.is_null(), what="image")
-    source = Source(source_of(table), labels.names, labels.encode(table), numbers(len(table)), labels=labels)
-    source = replace(source, table=table, column=image_column, cells=content, folder=folder if is_path else None)
-    if source.folder:
-        row = next((row for row in range(len(source)) if not source.file(row).is_file()), None)
-        if row is not None:
-            raise UserError(
-                f"{where(table, row)} names {content[row].as_py()!r}, and there is no file {source.file(row)}: "
-                f"correct the paths, which are relative to {folder}, or remove such rows"
-            )
-    return checked(source)
+    given = {"cells": content, "folder": folder if is_path else None, "table": table, "column": image_column}
+    targets, rows = labels.encode(table), numbers(len(table))
+    return checked(Source(source_of(table), labels.names, targets, rows, labels=labels, **given))
 
 
 def load_sources(config: Any, problem_type: ProblemType = "single_label_classification") -> tuple[Source, Source]:
     """The training and the validation images that a config names, or the digits if it names none.
 
-    --max_train_samples and --max_eval_samples reduce them.
-    Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out,
-    chosen by --seed. With the `problem_type` "regression", the targets are the numbers in --label_column_name.
+    Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out
+    (`tables.hold_out`). --max_train_samples and --max_eval_samples reduce the images (`tables.limited`). With the
+    `problem_type` "regression", the targets are the numbers in --label_column_name.
 
     Raises:
-        UserError: flags exclude each other, or the data cannot be read.
+        UserError: the data cannot be read.
     """
-    given = {flag: getattr(config, flag) for flag in ("train_dir", "train_file", "dataset_name")}
-    if len(given := {flag: value for flag, value in given.items() if value}) > 1:
-        raise UserError(f"{' and '.join(f'--{flag} {value}' for flag, value in given.items())}: give one of them")
     validation: Source | None = None
     if config.train_dir:
         train = class_folders(config.train_dir, "--train_dir")
@@ -284,21 +306,12 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
     if problem_type == "regression" and train.names:
         raise UserError(f"{train.name} has classes, and regression needs a column of numbers: use --train_file")
     if validation is None:
-        train, validation = hold_out(train, config.validation_split_percentage, config.seed)
-        say(
-            f"{train.name}: no validation part, so {len(validation):,} images ({config.validation_split_percentage} %"
-            f"{' of each class' * bool(train.names)}, chosen by --seed {config.seed}) are held out"
-        )
+        train, validation = map(train.chosen, hold_out(train.as_table(), config, train.targets))
     if config.model_name_or_path and not config.from_scratch and train.names:
         names = label_order(config.model_name_or_path, train.names, config.revision)
         train, validation = train.ordered(names), validation.ordered(names)
-    return limited(train, "max_train_samples", config), limited(validation, "max_eval_samples", config)
-
-
-def limited(source: Source, name: str, config: Any) -> Source:
-    """The images that --max_train_samples or --max_eval_samples, whichever is the `name`, keeps."""
-    most = limit(len(source), getattr(config, name), f"--{name}")
-    return source if most is None else source.take(chosen_by_hash(len(source), most, config.seed, SUBSET))
+    chosen = limited((train.as_table(), validation.as_table()), config)
+    return train.chosen(chosen[0]), validation.chosen(chosen[1])
 
 
 def from_tables(config: Any, problem_type: ProblemType) -> tuple[Source, Source | None]:
@@ -322,27 +335,3 @@ def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
     names = [given] if isinstance(given, str) else given
     folders = {file.parent for file in find_files(names, flag, KINDS)}
     return folders.pop() if len(folders) == 1 else None
-
-
-def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:
-    """Split off a percentage of each class (see `share_of_each`), or of all images with numbers to be predicted.
-
-    Returns the remaining images, and those held out.
-
-    Raises:
-        UserError: there are too few images to hold out any.
-    """
-    count = len(source)
-    share = partial(share_of_each, source.targets, percentage, seed)
-    if not source.names:
-        chosen = chosen_by_hash(count, min(max(1, round(count * percentage / 100)), max(1, count - 1)), seed)
-    elif file := mapped_file(source.targets):  # many images: computed once per machine
-        chosen = mask_once(f"held-out-images-{key_digest(file.parent.name, percentage, seed)}", count, share)
-    else:
-        chosen = share()
-    if not chosen.any() or chosen.all():
-        raise UserError(
-            f"{source.name}: {count:,} images are too few to hold out {percentage} % of each class: add images, "
-            "or change --validation_split_percentage"
-        )
-    return source.take(~chosen), source.take(chosen)

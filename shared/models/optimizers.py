@@ -8,7 +8,7 @@ from torch import nn
 
 from shared.compat import of_torch
 from shared.config.options import base_learning_rate
-from shared.errors import UserError
+from shared.errors import UserError, about
 from shared.models.trainable import backbone, repeated_layers
 from shared.optimization import optimizers
 from shared.optimization.optimizers import adam, parameter_groups
@@ -47,12 +47,8 @@ def muon_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
     Raises:
         UserError: the model does not tell its backbone from its head.
     """
-    if not hasattr(model, "base_model"):
-        raise UserError(
-            f"--optim muon: a {type(model).__name__} does not tell its hidden layers (base_model, base_model_prefix) "
-            "from its head, which Muon must not update: use adamw"
-        )
-    inside = {id(p) for p in backbone(model).parameters()}
+    with about("--optim muon, which must know the head of a model"):
+        inside = {id(p) for p in backbone(model).parameters()}
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     hidden = {name for name, p in trainable if p.ndim >= 2 and id(p) in inside and "embed" not in name}
     outer = [p for name, p in trainable if name not in hidden]

@@ -64,6 +64,13 @@ class ImageOptions(ModelOptions):
         ("from_scratch", "model_name_or_path"),
         ("freeze_backbone", "model_name_or_path"),
     )
+    EXCLUDES: ClassVar = (
+        *ModelOptions.EXCLUDES,
+        ("train_dir", "train_file"),
+        ("train_dir", "dataset_name"),
+        ("freeze_backbone", "from_scratch"),
+        ("cudnn_benchmark", "deterministic"),
+    )
 
     def hooks(self) -> list[Hook]:
         """As in the base class, after the one that averages batch norm."""

@@ -1,6 +1,5 @@
 """Predictions of an image classifier, or of regression on images, for a folder of images or a column of a file."""
 
-import warnings
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,6 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     Raises:
         UserError: the model, an image or the labels cannot be used.
     """
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     config, labels, geometry = request.config, labels_of_model(request), load_geometry(request.config)
     model = build_model(request, labels.names)
     source, table, scored = read_input(request, labels)
@@ -84,7 +82,7 @@ def columns_of_run(source: Source) -> pa.Table:
         return without_bytes(source.table.take(pa.array(source.rows)), source.column)
     classes = pa.array(source.names).take(pa.array(source.targets))
     if source.folder:
-        places = {FILE_COLUMN: pa.array([str(source.file(i)) for i in range(len(source))])}
+        places = {FILE_COLUMN: pa.array([str(source.stored(i)) for i in range(len(source))])}
     else:
         places = {NUMBER_COLUMN: pa.array(source.rows)}
     return named(pa.table(places | {LABEL_COLUMN: classes}), source.name)

@@ -1,4 +1,4 @@
-"""A model sharded by torch's `fully_shard` over gloo is saved in parts and read by another number of processes."""
+"""A sharded model with two optimizers is saved in parts, over gloo, and read by another number of processes."""
 
 import json
 
@@ -13,6 +13,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.fsdp.checkpoints import ShardedSaver
 from shared.fsdp.strategy import Fsdp
+from shared.models.optimizers import ChainedOptimizers
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
 
@@ -29,7 +30,11 @@ def build(accelerator, shard):
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (accelerator.num_processes,))
         for part in (model[0], model):
             fully_shard(part, mesh=mesh)
-    optimizer = make_optimizer(model, Options(learning_rate=0.01))
+    optimizers = (
+        make_optimizer(model[0], Options(learning_rate=0.01)),
+        torch.optim.SGD(model[2].parameters(), 0.01, 0.9),
+    )
+    optimizer = ChainedOptimizers(optimizers)
     accelerator._models[:], accelerator._optimizers[:] = [model], [optimizer]
     return model, optimizer
 

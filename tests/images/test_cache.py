@@ -5,9 +5,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
 from PIL import Image
 from small_images import EIGHT, config, encoded, folders, quarters
@@ -40,14 +37,6 @@ def test_headers_are_checked_before_the_run_and_once_per_machine(tmp_path, monke
         (root / f"cat/{name}").write_bytes(encoded(quarters(), "JPEG"))
     load_images(given, EIGHT)
     assert len(inspected) == 2 * 18
-
-
-def test_corrupt_images_of_a_table_are_named_before_the_run(tmp_path):
-    images = [encoded(quarters())[: 60 if i == 4 else None] for i in range(10)]
-    table = pa.table({"image": images, "label": [i % 2 for i in range(10)]})
-    pyarrow.parquet.write_table(table, tmp_path / "images.parquet")
-    with pytest.raises(UserError, match=r"row 5 of --train_file .* is corrupt"):
-        load_images(config(train_file=str(tmp_path / "images.parquet")), EIGHT)
 
 
 def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch):

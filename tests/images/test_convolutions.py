@@ -3,10 +3,11 @@
 import copy
 from types import SimpleNamespace
 
-import runs
+import pytest
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
+from shared.errors import UserError
 from shared.images.image_models import adapt_to_device
 from shared.options.image_options import ImageOptions
 
@@ -44,19 +45,11 @@ def test_channels_last_gives_the_same_logits_gradients_and_statistics():
         assert torch.allclose(a, b, atol=1e-5)
 
 
-def test_cudnn_benchmark_is_on_only_with_its_flag(monkeypatch):
+def test_cudnn_benchmark_is_on_only_with_its_flag_and_refused_on_a_cpu(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     adapt_to_device(ON_GPU, config(), resnet())
     assert not torch.backends.cudnn.benchmark
     adapt_to_device(ON_GPU, config(cudnn_benchmark=True), resnet())
     assert torch.backends.cudnn.benchmark
-
-
-def test_cudnn_benchmark_is_refused_on_a_cpu_and_with_deterministic():
-    on_cpu = SimpleNamespace(device=torch.device("cpu"))
-    for accelerator, changed, expected in (
-        (on_cpu, {}, "--cudnn_benchmark needs a GPU"),
-        (ON_GPU, {"deterministic": True}, "--cudnn_benchmark needs a GPU, and a run without --deterministic"),
-    ):
-        assert expected in runs.refusal(adapt_to_device, accelerator, config(cudnn_benchmark=True, **changed), resnet())
-    assert not torch.backends.cudnn.benchmark
+    with pytest.raises(UserError, match="--cudnn_benchmark needs a GPU"):
+        adapt_to_device(SimpleNamespace(device=torch.device("cpu")), config(cudnn_benchmark=True), resnet())

@@ -1,9 +1,8 @@
-"""Images are checked and decoded to the same bytes by any number of processes, after any kill."""
+"""Images are checked and decoded to the same bytes by any number of processes, after any interruption."""
 
 import errno
 import io
 import os
-import signal
 from contextlib import suppress
 
 import numpy as np
@@ -51,25 +50,12 @@ def content():
     return {str(path.relative_to(here)): path.read_bytes() for path in files}
 
 
-def in_another_process(rank, photos, cache, environment, decode=decode):
+def in_another_process(rank, photos, cache, environment):
     """Load the images in a forked process."""
     os.environ.update({"ACCELERATE_RECIPES_CACHE": str(cache)} | environment | {"RANK": str(rank)})
-    for name, value in (SMALL | {"decode": decode}).items():
+    for name, value in SMALL.items():
         setattr(image_cache, name, value)
     load(photos)
-
-
-def killed_in_the_fourth_block(rank, photos, cache):
-    """Load the images in a forked process, which ends in its 11th image, like one that the kernel kills."""
-    decoded = []
-
-    def decode_or_die(*args):
-        decoded.append(args)
-        if len(decoded) == 11:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return decode(*args)
-
-    in_another_process(rank, photos, cache, {"LOCAL_WORLD_SIZE": "1000"}, decode_or_die)  # with one thread
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +125,6 @@ def test_the_processes_of_a_machine_share_its_cores(monkeypatch, processes, core
 
 
 # Interruptions
-
-
-def test_after_a_kill_only_the_missing_blocks_are_decoded(photos, alone, tmp_path, monkeypatch, decoded):
-    context = runs.begin_fork(killed_in_the_fourth_block, (photos, tmp_path), 1)
-    context.processes[0].join(60)
-    assert context.processes[0].exitcode == -signal.SIGKILL
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
-    assert len([*tmp_path.glob("images-*.blocks/*/complete.json")]) == 3
-    load(photos)
-    assert len(decoded) == TRAINING + VALIDATION - 3 * 3
-    assert content() == alone
 
 
 def test_after_an_interrupted_join_no_image_is_decoded_again(photos, alone, monkeypatch, decoded):
@@ -228,17 +203,3 @@ def test_without_the_file_of_all_pixels_the_blocks_are_decoded_again(photos, alo
     load(photos)
     assert len(decoded) == TRAINING + VALIDATION
     assert content() == alone
-
-
-# Tasks of an array
-
-
-def test_tasks_decode_their_blocks_and_the_last_one_joins_them(photos, alone, decoded):
-    left = rf"decoding --train_dir {photos}: \d+ of 9 parts are left to other tasks"
-    for task in range(2):
-        with only_task(task, 3), pytest.raises(Unfinished, match=left):
-            load(photos)
-    with only_task(2, 3):
-        load(photos)
-    assert content() == alone
-    assert len(decoded) == TRAINING + VALIDATION

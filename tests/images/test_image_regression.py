@@ -13,7 +13,7 @@ from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.errors import UserError
-from shared.images import selection
+from shared.images import sources
 from shared.images.image_models import make_classifier
 from shared.images.images import collate, load_images
 from shared.losses.losses import Scale
@@ -68,7 +68,7 @@ def test_numbers_are_held_out_and_limited_in_blocks_as_in_memory(given, monkeypa
 
     whole = read()
     monkeypatch.setattr(prepared, "IN_MEMORY", -1)
-    monkeypatch.setattr(selection, "BLOCK", 7)
+    monkeypatch.setattr(sources, "BLOCK", 7)
     assert read() == whole
     assert mapped_file(load(given)[0].targets) is not None
     assert [count for *_, count in whole] == [20, 12]

@@ -3,19 +3,15 @@
 import os
 import shutil
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-import torch
 from PIL import Image
 from small_images import EIGHT, config, encoded, folders, tables
 
 from shared.errors import UserError
-from shared.images.decoding import Square
-from shared.images.images import collate, load_images, prepare
-from shared.images.sources import digits
+from shared.images.images import load_images
 
 # The digest
 
@@ -86,7 +82,7 @@ def test_the_digest_of_a_table_changes_with_images_of_the_same_size(tmp_path, im
     assert seen[0] == seen[1] != seen[2]
 
 
-# Corrupt images, and batches
+# Corrupt images, and limits
 
 
 @pytest.mark.parametrize("cache", ["none", "uint8"])
@@ -103,17 +99,6 @@ def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache)
         assert (len(train), len(validation)) == (16, 10 + 10)
         greens = sorted(int(train[i][0][0, 0, 1]) for i in range(16))
         assert greens == sorted([10 * i for i in range(10) if i not in (3, 7)] * 2)
-
-
-def test_batches_are_right():
-    source = digits()
-    data = prepare(source, config(), Square(8))
-    batch = collate([data[i] for i in range(3)])
-    together = collate(data.read_micro_batch(np.arange(3), np.zeros(3, int)))
-    assert all(torch.equal(batch[name], together[name]) for name in batch)
-    assert batch["images"].shape == (3, 8, 8, 3)
-    assert batch["aspects"].tolist() == [1, 1, 1]
-    assert batch["labels"].tolist() == source.targets[:3].tolist()
 
 
 def test_a_limit_keeps_some_images_of_each_part_and_incomplete_rows_are_skipped_on_request(tmp_path):

@@ -9,31 +9,35 @@ from small_images import EIGHT, config, folders, tables
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, splits
-from shared.datasets.tables import SUBSET
+from shared.datasets import arrow_files, rows, splits
 from shared.images import cache as image_cache
-from shared.images import paths, selection, sources
+from shared.images import paths, sources
 from shared.images.images import load_images
-from shared.images.selection import chosen_by_hash, numbers, taken
-from shared.images.sources import Source, class_folders, hold_out
+from shared.images.sources import class_folders, load_sources
 
 
 @pytest.mark.parametrize("each", [20_000, pytest.param(350_000, marks=pytest.mark.docs)])
 def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypatch, each):
-    """Made-up names in three folders; of these, a fifth is held out, and a limit keeps half of the others."""
+    """Made-up names in three folders; of these, a fifth is held out, and a limit keeps some of the others."""
     for label in "abc":
         (tmp_path / label).mkdir()
     monkeypatch.setattr(sources, "images_below", lambda *_: (f"n0144_{i}.JPEG" for i in range(each)))
     monkeypatch.setattr(sources, "checked", lambda source: source)
     at_once = each // 20
-    for module, name in ((splits, "BLOCK"), (splits, "SORTED"), (selection, "BLOCK"), (paths, "AT_ONCE")):
+    for module, name in (
+        (splits, "BLOCK"),
+        (splits, "SORTED"),
+        (sources, "BLOCK"),
+        (paths, "AT_ONCE"),
+        (rows, "BLOCK_ROWS"),
+    ):
         monkeypatch.setattr(module, name, at_once)
     monkeypatch.setattr(prepared, "IN_MEMORY", at_once)
     tracemalloc.start()
     try:
         source = class_folders(str(tmp_path), "--train_dir")
-        train, validation = hold_out(source, 20, 0)
-        half = train.take(chosen_by_hash(len(train), len(train) // 2, 0, SUBSET))
+        given = config(train_dir=str(tmp_path), max_train_samples=each)
+        train, validation = load_sources(given)
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -41,10 +45,9 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
     assert peak < (3 << 19) + 8 * each  # row numbers and classes alone would take 48 * each
     assert source.stored(2 * each + 7) == tmp_path / "c/n0144_7.JPEG"
     assert source.sizes().tolist() == [each] * 3
-    assert train.sizes().tolist() == [each * 4 // 5] * 3
-    assert (len(half), len(train) + len(validation)) == (len(train) // 2, 3 * each)
-    assert np.array_equal(np.union1d(train.rows, validation.rows), np.arange(3 * each))
-    assert np.array_equal(half.targets, half.rows // each)
+    assert validation.sizes().tolist() == [each // 5] * 3
+    assert len(np.union1d(train.rows, validation.rows)) == len(train) + len(validation) == each * 8 // 5
+    assert np.array_equal(train.targets, train.rows // each)
 
 
 @pytest.mark.parametrize("settings", [{}, {"cache": "uint8"}, {"max_train_samples": 9, "max_eval_samples": 3}])
@@ -80,25 +83,10 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     assert mapped == [{False}] * 2
     monkeypatch.setattr(prepared, "IN_MEMORY", -1)
     monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    monkeypatch.setattr(selection, "BLOCK", 3)
+    monkeypatch.setattr(sources, "BLOCK", 3)
     monkeypatch.setattr(image_cache, "SMALLEST_CHECKED", 2)
     assert read() == few
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "another"))
     mapped.clear()
     assert read() == few
     assert mapped == [{True}] * 2
-
-
-@pytest.mark.parametrize("names", [tuple("abcde"), ()], ids=["classes", "numbers"])
-def test_choices_in_blocks_are_those_of_the_whole(monkeypatch, names):
-    targets = np.random.default_rng(0).integers(0, 5, 1000).astype(np.int64 if names else np.float64)
-    source = Source("made up", names, targets, numbers(1000))
-    whole = [part.rows.tolist() for part in hold_out(source, 30, 1)]
-    limited = splits.chosen_by_hash(1000, 333, 7, SUBSET)
-    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
-    monkeypatch.setattr(selection, "BLOCK", 64)
-    stored = source.take(np.ones(1000, bool))
-    assert mapped_file(stored.targets)
-    assert [part.rows.tolist() for part in hold_out(stored, 30, 1)] == whole
-    assert hold_out(stored, 30, 2)[0].rows.tolist() != whole[0]
-    assert np.array_equal(taken(numbers(1000), chosen_by_hash(1000, 333, 7, SUBSET)), limited)

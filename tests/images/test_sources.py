@@ -5,14 +5,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from small_images import BLUE, EIGHT, RED, config, folders, tables
 
 from shared.errors import UserError
 from shared.images.images import load_images
-from shared.images.sources import class_folders, digits, hold_out, load_sources
+from shared.images.sources import class_folders, load_sources
 
 
 def test_class_folders_are_classes_and_validation_uses_the_same_ids(tmp_path):
@@ -25,21 +23,6 @@ def test_class_folders_are_classes_and_validation_uses_the_same_ids(tmp_path):
     assert np.bincount(train.targets).tolist() == [10, 10, 10]
     assert validation.targets.tolist() == [1, 1, 2, 2]
     assert validation.stored(0) == tmp_path / "valid/bee/0.png"
-
-
-@given(st.lists(st.integers(11, 40), min_size=2, max_size=6), st.integers(10, 60), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
-def test_a_share_of_each_class_is_held_out_within_one_image(counts, percentage, seed):
-    source = digits()
-    number_in_class = [np.sum(source.targets[:i] == c) for i, c in enumerate(source.targets)]
-    source = source.take(np.array(number_in_class) < np.append(counts, [0] * 10)[source.targets])
-    train, validation = hold_out(source, percentage, seed)
-    assert sorted([*train.rows, *validation.rows]) == sorted(source.rows)
-    assert abs(len(validation) - len(source) * percentage / 100) < 1
-    held_out = np.bincount(validation.targets, minlength=len(counts))
-    assert (np.abs(held_out - np.array(counts) * percentage / 100) < 1).all()
-    again, _ = hold_out(source, percentage, seed)
-    assert np.array_equal(again.rows, train.rows)
 
 
 @pytest.mark.parametrize("image_type", ["struct", "bytes"])
@@ -75,9 +58,7 @@ def test_paths_in_a_column_are_relative_to_the_folder_of_the_file(tmp_path, monk
     with pytest.raises(UserError, match=rf"row 4 of --train_file .*: {'' if absolute else '.*'}{files[3]} is corrupt"):
         load_images(given, EIGHT)
     files[3].unlink()
-    with pytest.raises(
-        UserError, match=r"row 4 of --train_file .* names '.*cat/3.png', and there is no file .*cat/3.png"
-    ):
+    with pytest.raises(UserError, match=r"--train_file .*, whose paths are relative to .*No such file.*cat/3.png"):
         load_images(given, EIGHT)
 
 
@@ -128,24 +109,20 @@ def test_wrong_folders_and_flags_are_refused(tmp_path):
     (tmp_path / "nothing/dog").mkdir()
     parquet = tables(tmp_path)
     for flags, expected in (
-        ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: no such folder"),
-        ({"train_dir": parquet}, "no such folder"),
+        ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: [Errno 2] No such file"),
+        ({"train_dir": parquet}, "Not a directory"),
         ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, and each class needs one"),
         ({"train_dir": tmp_path / "nothing"}, "the class cat has no image (.jpg"),
         (
             {"train_dir": good, "validation_dir": tmp_path / "other"},
             "has a class fox that the training images do not",
         ),
-        ({"train_dir": good, "train_file": parquet}, "give one of them"),
-        ({"train_dir": good, "validation_split_percentage": 1}, "too few to hold out 1 % of each class"),
         ({"train_file": parquet, "image_column_name": "photo"}, "--image_column_name photo"),
         ({"train_file": parquet, "image_column_name": "row"}, "holds int64 there, not images as bytes"),
         ({"train_file": parquet, "label_column_name": "class"}, "--label_column_name class"),
     ):
         with pytest.raises(UserError) as caught:
-            load_sources(
-                config(**{name: str(v) if name != "validation_split_percentage" else v for name, v in flags.items()})
-            )
+            load_sources(config(**{name: str(value) for name, value in flags.items()}))
         assert expected in str(caught.value)
         assert "\n" not in str(caught.value)
 

@@ -1,19 +1,14 @@
-"""Several optimizers act as one: steps, skipped updates, checkpoints, also of a sharded model."""
+"""Several optimizers act as one: steps, skipped updates, checkpoints."""
 
 import copy
-import os
 
 import pytest
-import runs
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.fsdp import checkpoints
-from shared.fsdp.strategy import shard
 from shared.models.optimizers import ChainedOptimizers
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, require_all, set_learning_rate, step_if_finite
@@ -27,10 +22,8 @@ def model_of_two_parts():
     return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
 
 
-def two_optimizers(model, fused=True):
+def two_optimizers(model):
     sgd = make_optimizer(model[0], Options(optim="sgd", learning_rate=RATE))
-    for group in sgd.param_groups:  # torch has no fused kernel of SGD for sharded parameters
-        group["fused"] = fused
     return torch.optim.AdamW([{"params": [*model[1].parameters()], "lr_scale": 0.5}], lr=RATE, fused=True), sgd
 
 
@@ -98,29 +91,3 @@ def test_a_parameter_that_no_optimizer_has_is_refused():
         require_all(two_optimizers(model)[1], model)
     model[1].requires_grad_(False)
     require_all(two_optimizers(model)[1], model)
-
-
-def resume_sharded(accelerator, folder):
-    os.environ["FSDP_VERSION"] = "2"
-    of_accelerate.use_fsdp_on_cpu(accelerator)
-    models = [model_of_two_parts() for _ in range(2)]
-    for model in models:
-        shard(accelerator, model)
-    optimizers = [ChainedOptimizers(two_optimizers(model, fused=False)) for model in models]
-    steps(models[0], optimizers[0], range(2))
-    (folder / "saved").mkdir(exist_ok=True)
-    checkpoints.save(folder / "saved", models[:1], optimizers[:1])
-    torch.distributed.barrier()
-    checkpoints.load(folder / "saved", models[1:], optimizers[1:])
-    for model, optimizer in zip(models, optimizers, strict=True):
-        steps(model, optimizer, range(2, 4))
-    return [[p.full_tensor().tolist() for p in model.parameters()] for model in models]
-
-
-def test_a_sharded_model_resumes_with_several_optimizers(tmp_path):
-    alone = model_of_two_parts()
-    steps(alone, ChainedOptimizers(two_optimizers(alone, fused=False)), range(4))
-    for uninterrupted, resumed in runs.in_group(resume_sharded, 2, tmp_path):
-        assert uninterrupted == resumed
-        for found, expected in zip(uninterrupted, alone.parameters(), strict=True):
-            assert torch.allclose(torch.tensor(found), expected, atol=1e-5)

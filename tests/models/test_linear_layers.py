@@ -60,7 +60,9 @@ def test_other_dtypes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None
         linear(input, weight, None)
 
 
-def test_a_model_keeps_its_state_and_classes_of_ones_own_are_left_alone() -> None:
+def test_a_model_keeps_its_state_and_on_another_cpu_or_in_a_class_of_ones_own_its_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Own(nn.Linear):
         pass
 
@@ -71,13 +73,9 @@ def test_a_model_keeps_its_state_and_classes_of_ones_own_are_left_alone() -> Non
     assert [type(layer) for layer in model] == [FastLinear, nn.GELU, Own]
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(input), expected)
-
-
-def test_another_cpu_keeps_torchs_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_layers, "onednn_is_faster", lambda: False)
-    model = nn.Sequential(nn.Linear(7, 4))
-    use_fast_products(model)
-    assert type(model[0]) is nn.Linear
+    use_fast_products(another := nn.Sequential(nn.Linear(7, 4)))
+    assert type(another[0]) is nn.Linear
 
 
 @settings(deadline=None)

@@ -1,6 +1,5 @@
 """`build_model` may return any `nn.Module`, as the README says: it is checked before training, exported and loaded."""
 
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -9,21 +8,13 @@ import torch
 from safetensors.torch import load_model
 from torch import nn
 
-from shared.config import options
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
 from shared.models.optimizers import muon_groups
 from shared.models.transformers_models import frozen_models
 from shared.processes import folder_lock
-from shared.run.export import Export
-from shared.run.training_run import Ddp
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-
-
-def export(accelerator, config, progress, model, processor=None):
-    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp())
-    Export().write(run, model, processor, ())
 
 
 class Output(NamedTuple):
@@ -112,22 +103,8 @@ def test_a_custom_model_trains_is_exported_and_loaded_and_its_finished_run_is_re
 
 
 def test_muon_needs_to_know_the_head():
-    with pytest.raises(UserError, match=r"^--optim muon: a Words does not tell its hidden layers .*: use adamw$"):
+    with pytest.raises(UserError, match=r"^--optim muon, which must know the head of a model: .*base_model"):
         muon_groups(Words(9), 0.1)
-
-
-def test_a_processor_that_cannot_save_itself_is_left_out(monkeypatch, tmp_path):
-    from shared.checkpoints.progress import Progress
-
-    accelerator = SimpleNamespace(
-        get_state_dict=lambda model: model.state_dict(),
-        unwrap_model=lambda model: model,
-        is_main_process=True,
-        num_processes=1,
-    )
-    config = options.Options(output_dir=str(tmp_path))
-    export(accelerator, config, Progress(step=1, results={"eval_loss": 1.0}), Words(9), object())
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "README.md"}
 
 
 class Whole(torch.nn.Linear):

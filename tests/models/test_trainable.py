@@ -48,13 +48,6 @@ def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, ex
     assert f"--freeze {' '.join(patterns)}: {count:,} of " in capsys.readouterr().err
 
 
-def test_no_pattern_freezes_nothing_and_prints_nothing(capsys):
-    model = new("ViTForImageClassification")
-    freeze(model, None)
-    assert not frozen(model)
-    assert capsys.readouterr().err == ""
-
-
 def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are_refused():
     with pytest.raises(UserError, match=r"--freeze encoder\.layers: no parameter of the BertForMaskedLM has such a"):
         freeze(new(), ["encoder.layers"])

@@ -97,20 +97,21 @@ def accelerator():
     return Accelerator(cpu=True)
 
 
+@pytest.mark.parametrize("host", ["cpu", "nowhere"])  # as on a GPU, where the device decides
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-def test_a_first_update_that_the_device_skips_has_no_effect_on_later_ones(accelerator, monkeypatch, optim):
+def test_a_skipped_update_has_no_effect_on_later_ones(accelerator, monkeypatch, optim, host):
     """torch allocates SGD's momentum before its kernel skips the update; here that memory is NaN."""
-    monkeypatch.setattr(gradients, "HOST", "nowhere")  # as on a GPU
+    monkeypatch.setattr(gradients, "HOST", host)
     monkeypatch.setattr(torch, "empty_like", lambda tensor, **_: torch.full_like(tensor, math.nan))
     weights = []
-    for factors in ([math.inf, 1.0, 2.0], [1.0, 2.0]):
+    for factors in ([math.inf, 1.0, math.nan, 2.0], [1.0, 2.0]):
         model = nn.Linear(3, 1)
         nn.init.ones_(model.weight), nn.init.zeros_(model.bias)
         optimizer = accelerator.prepare(make_optimizer(model, config(optim=optim)))
         for factor in factors:
             (model(torch.tensor([[1.0, 3.0, -2.0]])).sum() * factor).backward()
             norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
-            assert step_if_finite(accelerator, optimizer, norm).item() == (factor == math.inf)
+            assert step_if_finite(accelerator, optimizer, norm).item() == (not math.isfinite(factor))
             gradients.set_to_none(list(model.parameters()))
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.isfinite(weights[0]).all()
@@ -144,23 +145,6 @@ def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelera
     norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
     assert step_if_finite(accelerator, optimizer, norm).item() == 1
     assert torch.equal(before, model.weight)
-
-
-@pytest.mark.parametrize("device_decides", [True, False])
-def test_host_and_device_skip_the_same_updates(accelerator, monkeypatch, device_decides):
-    monkeypatch.setattr(gradients, "HOST", "nowhere" if device_decides else "cpu")
-    model = nn.Linear(2, 1)
-    nn.init.ones_(model.weight)
-    optimizer = accelerator.prepare(make_optimizer(model, config()))
-    skipped = []
-    for factor in (math.inf, 1.0, math.nan, 2.0):
-        (model(torch.tensor([[1.0, 3.0]])).sum() * factor).backward()
-        norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
-        skipped.append(step_if_finite(accelerator, optimizer, norm).item())
-        gradients.set_to_none(list(model.parameters()))
-    assert skipped == [1, 0, 1, 0]
-    assert model.weight.flatten().tolist() == pytest.approx([1 - 2 * 0.1, 1 - 2 * 0.1], abs=2e-3)  # two steps of Adam
-    assert optimizer.optimizer.state[model.weight]["step"] == 2
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 1e-3, 1.0, 1e3]))

@@ -41,7 +41,7 @@ def take_scaler(accelerator):
     accelerator.state._mixed_precision = "no"
 
 
-def train(accelerator, optim, overflow=True, save=None, load=None):
+def train(accelerator, optim, save=None, load=None):
     """Run a recipe's loop on a tiny model, from the start or the checkpoint `load`; return the figures of each step."""
     accelerator.free_memory()
     accelerator.native_amp = False
@@ -65,7 +65,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
         (micro_batch,) = plan.micro_batches(step)
         rows = torch.as_tensor(micro_batch.samples)
         loss = ((model(inputs[rows]).squeeze(1) - TARGETS[rows]) ** 2).sum() / micro_batch.step_size
-        bad = overflow and step == OVERFLOW_AT and accelerator.process_index == 1
+        bad = step == OVERFLOW_AT and accelerator.process_index == 1
         before = [p.detach().clone() for p in parameters]
         # 1e38 is finite until the scaler multiplies it; without a scaler the loss itself has to overflow.
         factor = 1.0 if not bad else 1e38 if accelerator.scaler else math.inf
@@ -81,7 +81,6 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
                 "clipped": float(clipped),
                 "skipped": float(skipped),
                 "moved": not all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)),
-                "learning_rate": [group["lr"] for group in optimizer.param_groups],
                 "scale": accelerator.scaler.get_scale() if accelerator.scaler else None,
             }
         )
@@ -107,8 +106,6 @@ def train_all(accelerator, folder):
         results[f"{optim}-scaled"] = train(accelerator, optim, save=str(folder / optim))
         give_scaler(accelerator)  # a new one, as in a new process
         results[f"{optim}-resumed"] = train(accelerator, optim, load=str(folder / optim))
-    give_scaler(accelerator)
-    results["no-overflow"] = train(accelerator, "adamw", overflow=False)
     return results
 
 
@@ -150,13 +147,6 @@ def test_the_scale_halves_at_the_overflow_and_grows_again(results, optim):
 
 
 @OPTIMIZERS
-def test_the_learning_rate_depends_on_the_step_and_not_on_the_skip(results, optim):
-    expected = [[make_schedule(CONFIG, STEPS)(step)] * 2 for step in range(STEPS)]
-    for variant in ("plain", "scaled"):
-        assert [step["learning_rate"] for step in results[0][f"{optim}-{variant}"]["steps"]] == expected
-
-
-@OPTIMIZERS
 def test_clipping_sees_unscaled_gradients(results, optim):
     """Scales are powers of two: dividing by one is exact, so the norms and weights are those without a scaler."""
     plain, scaled = (results[0][f"{optim}-{variant}"] for variant in ("plain", "scaled"))
@@ -178,8 +168,3 @@ def test_the_scale_is_in_the_checkpoint_and_a_resumed_run_continues_it(results, 
         assert whole["steps"][SAVED_AFTER - 1]["scale"] != SCALE, "a new scaler would go unnoticed"
         assert resumed["steps"] == whole["steps"][SAVED_AFTER:]
         assert resumed["weights"] == whole["weights"]
-
-
-def test_without_the_overflow_the_weights_would_be_different(results):
-    assert results[0]["no-overflow"]["weights"] != results[0]["adamw-scaled"]["weights"]
-    assert results[0]["no-overflow"]["skipped_updates"] == 0

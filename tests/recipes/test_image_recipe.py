@@ -68,10 +68,6 @@ def test_a_frozen_backbone_has_no_gradient_and_no_optimizer_state_and_does_not_c
     assert moved == {"classifier.1.weight", "classifier.1.bias"}
     optimizer = load_file(tmp_path / "checkpoints/step_00000008/optimizer.safetensors")
     assert {name.split("/")[0] for name in optimizer} == moved
-    model = model_of(recipe, *pretrained).train()
-    assert not any(module.training for module in model.base_model.modules())
-    model(pixel_values=torch.randn(2, 3, 16, 16)).logits.sum().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is not None] == sorted(moved, reverse=True)
 
 
 def test_a_pretrained_model_keeps_its_weights_and_image_size_and_from_scratch_only_its_config(
@@ -86,7 +82,7 @@ def test_a_pretrained_model_keeps_its_weights_and_image_size_and_from_scratch_on
     assert all(torch.equal(value, saved[name]) for name, value in old.state_dict().items())
     assert new.config.hidden_sizes == old.config.hidden_sizes
     assert not torch.equal(new.state_dict()["classifier.1.weight"], saved["classifier.1.weight"])
-    with pytest.raises(UserError, match="--freeze_backbone with --from_scratch"):
+    with pytest.raises(UserError, match="--freeze_backbone True and --from_scratch True exclude each other"):
         train(tmp_path, *pretrained, "--from_scratch", "--freeze_backbone")
 
 

@@ -60,6 +60,8 @@ def test_an_export_is_complete_and_replaces_the_older_one_with_the_usual_permiss
     for path in (tmp_path / "model", *(tmp_path / "model").iterdir()):
         assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    export(accelerator(), config, finished_progress, Model(), object())  # a processor that cannot save itself
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "README.md"}
 
 
 def test_a_failed_export_keeps_the_older_model_and_leaves_no_incomplete_files(tmp_path, finished_progress):

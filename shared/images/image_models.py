@@ -240,8 +240,14 @@ def require_logits(model: Any, size: int, name: str) -> None:
 
 
 def freeze_backbone(model: Any) -> None:
-    """Freeze everything below the head: no gradients, no optimizer state, no dropout, fixed batch norms."""
+    """Freeze everything below the head: no gradients, no optimizer state, no dropout, fixed batch norms.
+
+    Raises:
+        UserError: the model has no head apart from its backbone.
+    """
     below = backbone(model)
     below.requires_grad_(False).eval()
     # model.train() would undo eval().
     below.train = MethodType(lambda module, mode=True: module, below)  # type: ignore[method-assign]
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"--freeze_backbone: a {type(model).__name__} has no classifier above its backbone")

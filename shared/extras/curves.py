@@ -6,36 +6,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from shared.extras.time_report import NAMES, SHARES
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import described, read_metrics, warn
+from shared.monitoring.log import not_fatal, read_metrics
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # color-blind readers can tell them apart
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 COLUMN = 3.6  # inches, the width of a panel
-PARTS = {"forward_backward": "compute", "communication": "communication", "optimizer": "optimizer"}  # beside data
 FEW = 40  # points; a series of at most so many gets dots
 FEWEST = 3  # points; a series of at most so many gets large dots
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "0.4",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.92",
-    "xtick.color": "0.3",
-    "ytick.color": "0.3",
-    "legend.framealpha": 0.85,
-    "legend.edgecolor": "none",
-    "lines.linewidth": 1.5,
-    "lines.markersize": 3,
-}
+# Color-blind readers can tell the lines apart.
+STYLE: list[Any] = ["seaborn-v0_8-whitegrid", "tableau-colorblind10"]
+STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True}]
 
 
 @dataclass(frozen=True)
@@ -57,13 +41,10 @@ class Curves(Hook):
     """Draws curves.png at the end of a run."""
 
     def ended(self, run: Any) -> None:
-        """Draw it on the main process. The run is complete even without it."""
-        if run.accelerator.is_main_process:
-            folder = Path(run.config.output_dir)
-            try:
-                draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png")
-            except Exception as error:
-                warn(f"curves.png was not drawn: {described(error)}")
+        """Draw it."""
+        folder = Path(run.config.output_dir)
+        with not_fatal("curves.png"):
+            draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png")
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
@@ -73,7 +54,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
     A value that is not finite leaves a gap; text, such as the digest of the samples, is left out.
     """
     with silence():
-        from matplotlib import rc_context
+        from matplotlib import style
         from matplotlib.figure import Figure  # not pyplot, which has global state and looks for a display
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -81,7 +62,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
         columns = min(3, max(1, len(panels)))
         rows = max(1, math.ceil(len(panels) / columns))
         last_step = max([1, *(line["step"] for line in lines)])
-        with rc_context(STYLE):
+        with style.context(STYLE):
             layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
             figure = Figure(figsize=(COLUMN * columns, 2.5 * rows), dpi=150, layout=layout)
             for position, panel in enumerate(panels, start=1):
@@ -123,6 +104,7 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     norms = series({"grad_norm": "gradient norm"})
     positive = sorted(value for _, values in norms.values() for value in values if value > 0)
     spikes = bool(positive) and positive[-1] > 20 * positive[len(positive) // 2]
+    parts = {part: NAMES[part] for part in SHARES if part != "data_wait"}
     rate = "tokens" if "tokens_per_second" in keys else "samples"
     return [
         Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
@@ -131,7 +113,7 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
         Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
         Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second", lambda value: f"{value:,.0f}"),
         Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
-        Panel("Where a step's time goes", series(PARTS, 100), "% of the time", top=100),
+        Panel("Where a step's time goes", series(parts, 100), "% of the time", top=100),
         Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB", lambda value: f"{value:,.0f}"),
         Panel("MFU and padding", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
     ]
@@ -141,9 +123,9 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     """Draw one panel."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    for (label, (steps, values)), color in zip(panel.series.items(), cycle(COLORS), strict=False):
+    for label, (steps, values) in panel.series.items():
         marker, size = "o" if len(steps) <= FEW else None, 6 if len(steps) <= FEWEST else 3
-        axes.plot(steps, values, marker=marker, markersize=size, color=color, label=label)
+        axes.plot(steps, values, marker=marker, markersize=size, label=label)
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     log_steps = panel.log_steps and any(max(steps) > 0 for steps, _ in panel.series.values())

@@ -134,11 +134,9 @@ def wandb_mode() -> tuple[str | None, str]:
     """
     import wandb
 
-    if "WANDB_MODE" in os.environ:
-        return None, f"WANDB_MODE={os.environ['WANDB_MODE']}"
-    settings = wandb.setup().settings
-    if settings.mode != "online":
-        return None, "set in wandb's settings file"
+    settings = wandb.setup().settings  # of the environment and of wandb's settings file
+    if "WANDB_MODE" in os.environ or settings.mode != "online":
+        return None, f"wandb's mode is set to {settings.mode}"
     if reason := unreachable(settings.base_url):  # wandb would wait for two minutes, and then track nothing
         return "offline", reason
     try:

@@ -3,8 +3,8 @@
 import json
 import math
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,15 @@ def readable(values: Mapping[str, Value]) -> str:
 def warn(text: str) -> None:
     """One line on stderr, above the progress bar."""
     tqdm.write(f"warning: {text}", file=sys.stderr)
+
+
+@contextmanager
+def not_fatal(file: str) -> Iterator[None]:
+    """Warn that `file` was not written, because a run is complete even without it."""
+    try:
+        yield
+    except Exception as error:
+        warn(f"{file} was not written: {described(error)}")
 
 
 def described(error: Exception) -> str:

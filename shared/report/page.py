@@ -18,9 +18,9 @@ from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.curves import FEW, Panel, find_panels
-from shared.extras.time_report import NAMES, facts, of_last_processes, percentages, seconds_by_part
+from shared.extras.time_report import NAMES, facts, of_last_processes, seconds_by_part
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import read_metrics
+from shared.monitoring.log import not_fatal, read_metrics
 from shared.report import mistakes
 
 REPORT, CARD = "report.html", "launch_card.txt"
@@ -41,18 +41,17 @@ class Report(Hook):
         """Write the launch card on the main process; a run from the start has made no mistakes yet."""
         if run.accelerator.is_main_process:
             folder = Path(run.config.output_dir)
-            with mistakes.not_fatal(CARD):
+            with not_fatal(CARD):
                 replace_file(folder / CARD, run.launch_card + "\n")
                 if not run.resumed:
                     (folder / mistakes.FILE).unlink(missing_ok=True)
 
     def ended(self, run: Any) -> None:
-        """Write the page on the main process."""
-        if run.accelerator.is_main_process:
-            with mistakes.not_fatal(REPORT):
-                file = write_report(Path(run.config.output_dir))
-                with tqdm.external_write_mode():
-                    print(f"  {file} shows the run in a browser", flush=True)
+        """Write the page."""
+        with not_fatal(REPORT):
+            file = write_report(Path(run.config.output_dir))
+            with tqdm.external_write_mode():
+                print(f"  {file} shows the run in a browser", flush=True)
 
 
 def write_report(folder: Path) -> Path:
@@ -170,8 +169,7 @@ def time(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total = sum(spent.values())
     if not total:
         return {"parts": []}
-    percent = percentages(spent)
-    parts = [(NAMES[part], seconds, percent[part]) for part, seconds in spent.items() if seconds > 0]
+    parts = [(NAMES[part], seconds, f"{100 * seconds / total:.0f}") for part, seconds in spent.items() if seconds > 0]
     return {"parts": parts, "said": [f"{total:,.1f} s in all{where}", *facts(recent)]}
 
 
@@ -202,12 +200,11 @@ class Axis:
 
     def __init__(self, values: Floats, ends: tuple[float, float], log: bool = False, tick: float = 26) -> None:
         self.log, self.ends = log, ends
+        from matplotlib.transforms import nonsingular
+
         scaled = self._scaled(values)
-        self.low, self.high = float(np.nanmin(scaled)), float(np.nanmax(scaled))
-        size = max(abs(self.low), abs(self.high))
-        if self.high - self.low <= 1e-9 * size + SMALLEST:  # a single value is in the middle
-            margin = 0.5 if log else size / 2 or 1.0
-            self.low, self.high = self.low - margin, self.high + margin
+        # A single value is in the middle.
+        self.low, self.high = nonsingular(float(np.nanmin(scaled)), float(np.nanmax(scaled)), 0.5, tiny=1e-9)
         self.most_ticks = max(2, int(abs(ends[1] - ends[0]) / tick))
 
     def _scaled(self, values: Any) -> Floats:

@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from shared.extras.time_report import NAMES, advice, breakdown, percentages, seconds_by_part
+from shared.extras.time_report import NAMES, advice, breakdown, seconds_by_part
 
 LINE = {"step_seconds": 0.5, "data_wait": 0.1, "forward_backward": 0.6, "communication": 0.2, "optimizer": 0.04}
 
@@ -71,13 +69,6 @@ def test_a_run_without_times_has_no_table():
 def test_a_slow_process_is_named_with_the_number_of_readings_it_was_behind():
     lines = [{"step": i, **LINE, "slowest_process": 2.0, "slowest_process_behind": 0.4} for i in (1, 2)]
     assert "process 2 was over 10 % behind the others in 2 of 3 readings" in breakdown([*lines, {"step": 3, **LINE}])
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda values: sum(values) > 0.01))
-def test_whole_percents_add_up_to_a_hundred(values):
-    whole = percentages({str(i): value for i, value in enumerate(values)})
-    assert sum(whole.values()) == 100
-    assert all(abs(whole[str(i)] - 100 * value / sum(values)) < 1 + 1e-6 for i, value in enumerate(values))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """The picture of a run: what metrics.jsonl holds, on one page, drawn once at the end."""
 
-import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
     A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
     A value that is not finite leaves a gap; text, such as the digest of the samples, is left out.
     """
-    with silence():
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # about fonts and layouts
         from matplotlib import style
         from matplotlib.figure import Figure  # not pyplot, which has global state and looks for a display
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -68,19 +66,6 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
             for position, panel in enumerate(panels, start=1):
                 draw_panel(figure.add_subplot(rows, columns, position), panel, last_step)
             figure.savefig(picture)
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Silence the warnings of matplotlib about fonts, caches and layouts, which do not concern the run."""
-    logger = logging.getLogger("matplotlib")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:

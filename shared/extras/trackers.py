@@ -17,7 +17,6 @@ from shared.monitoring.log import described, warn
 from shared.processes.collectives import on_main_process
 
 PROJECT = "accelerate-recipes"
-PROMPT_TIMEOUT = 120  # seconds that wandb may wait for a key to be typed; below the process group's time-out
 UPLOAD_TIMEOUT = 120  # seconds that a lost network may hold up the end of a run; `wandb sync` uploads the rest
 
 
@@ -127,24 +126,20 @@ def start_wandb(config: Any, run_id: str, step: int) -> tuple[Any, str]:
     return tracker, f"wandb ({tracker.run.url})"
 
 
-def wandb_mode() -> tuple[str | None, str]:
-    """The mode for wandb.init, None where the user has set it, and the reason why the run is offline, if it is.
+def wandb_mode() -> tuple[str, str]:
+    """The mode for wandb.init, and the reason why the run is not online, if it is not.
 
     Call this before wandb.init, which raises without a key, and after which this process cannot go offline.
     """
     import wandb
 
     settings = wandb.setup().settings  # of the environment and of wandb's settings file
-    if "WANDB_MODE" in os.environ or settings.mode != "online":
-        return None, f"wandb's mode is set to {settings.mode}"
-    if reason := unreachable(settings.base_url):  # wandb would wait for two minutes, and then track nothing
-        return "offline", reason
-    try:
-        # Looks for a key in the environment, netrc and wandb's settings, and asks for one in a terminal.
-        found = wandb.login(verify=False, timeout=PROMPT_TIMEOUT)
-    except wandb.errors.UsageError:
-        return "offline", "no API key and no terminal"
-    return (None, "") if found else ("offline", "no API key was given")
+    if settings.mode != "online":
+        return settings.mode, f"wandb's mode is set to {settings.mode}"
+    reason = unreachable(settings.base_url)  # wandb would wait for two minutes, and then track nothing
+    if not reason and not wandb.login(prompt=False, verify=False):
+        reason = "no API key: run `wandb login`"
+    return ("offline", reason) if reason else ("online", "")
 
 
 def start_tensorboard(config: Any, run_id: str, step: int) -> tuple[Any, str]:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from shared.monitoring.log import not_fatal, read_metrics
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 COLUMN = 3.6  # inches, the width of a panel
 FEW = 40  # points; a series of at most so many gets dots
-FEWEST = 3  # points; a series of at most so many gets large dots
 # Color-blind readers can tell the lines apart.
 STYLE: list[Any] = ["seaborn-v0_8-whitegrid", "tableau-colorblind10"]
 STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True}]
@@ -22,12 +21,11 @@ STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True}
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `ticks` formats a value of the y axis, and `top` is the least upper end of that axis."""
+    """One pair of axes; `top` is the least upper end of the y axis."""
 
     title: str
     series: dict[str, tuple[list[int], list[float]]]
     unit: str = ""
-    ticks: Callable[[float], str] | None = None
     top: float = 0
     log_steps: bool = False
     log_values: bool = False
@@ -94,12 +92,12 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return [
         Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
         Panel("Evaluation", scores, from_zero=False, legend=True),
-        Panel("Learning rate", series({"learning_rate": ""}), ticks=short_power),
+        Panel("Learning rate", series({"learning_rate": ""})),
         Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
-        Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second", lambda value: f"{value:,.0f}"),
+        Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second"),
         Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
         Panel("Where a step's time goes", series(parts, 100), "% of the time", top=100),
-        Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB", lambda value: f"{value:,.0f}"),
+        Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB"),
         Panel("MFU and padding", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
     ]
 
@@ -109,8 +107,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     for label, (steps, values) in panel.series.items():
-        marker, size = "o" if len(steps) <= FEW else None, 6 if len(steps) <= FEWEST else 3
-        axes.plot(steps, values, marker=marker, markersize=size, label=label)
+        axes.plot(steps, values, marker="o" if len(steps) <= FEW else None, label=label)
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     log_steps = panel.log_steps and any(max(steps) > 0 for steps, _ in panel.series.values())
@@ -126,8 +123,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     elif panel.from_zero:
         top = max(panel.top, axes.get_ylim()[1])
         axes.set_ylim(-0.03 * top, 1.03 * top)  # so that a line at the edge is drawn whole
-    if panel.ticks:
-        axes.yaxis.set_major_formatter(lambda value, _: panel.ticks(value))
+    axes.yaxis.set_major_formatter(lambda value, _: short(value))
     if panel.legend or len(panel.series) > 1:
         if len(panel.series) <= 3:
             axes.legend()
@@ -135,6 +131,6 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2, fontsize=7)
 
 
-def short_power(value: float) -> str:
-    """A learning rate as people write it: 3e-4, 2.5e-4, 0."""
-    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if value else "0"
+def short(value: float) -> str:
+    """A value at a tick."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 and value % 1 == 0 else f"{value:.4g}"

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
-from shared.extras.curves import FEW, Panel, find_panels
+from shared.extras.curves import FEW, Panel, find_panels, short
 from shared.extras.time_report import NAMES, facts, of_last_processes, seconds_by_part
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import not_fatal, read_metrics
@@ -256,7 +256,7 @@ def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
         "unit": panel.unit,
         "below": "step (log scale)" if log_steps else "step",
         "x": x.ticks("{:,.0f}".format, whole=True),
-        "y": y.ticks(panel.ticks or short),
+        "y": y.ticks(short),
         "series": series,
         "with_dots": len(steps) <= FEW * len(lines),
     }
@@ -307,8 +307,3 @@ def dots(places: Floats, said: Sequence[str]) -> list[list[Any]]:
     """The visible ones of points [n, 2], with what they say: [x, y, text]."""
     seen = zip(places.round(1).tolist(), said, strict=True)
     return [[*place, text] for place, text in seen if all(map(math.isfinite, place))]
-
-
-def short(value: float) -> str:
-    """A value at a tick."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 and value % 1 == 0 else f"{value:.4g}"

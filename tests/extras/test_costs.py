@@ -76,6 +76,9 @@ def test_a_resumed_run_reports_the_times_of_its_own_steps_only(accelerator, cloc
     later = take(again, range(10)).read()
     assert later["step_seconds"] == pytest.approx(0.1)
     assert "timed_steps" not in later
+    # In a new folder, the first line after a checkpoint of logging step 500 is that of step 510.
+    first = take(monitor(accelerator, state=monitor(accelerator).state()), range(10)).read()
+    assert sum(seconds_by_part([{"step": 510, **first}]).values()) == pytest.approx(1)
 
 
 def test_memory_is_the_maximum_over_processes_and_shares_are_means():

@@ -14,6 +14,7 @@ from shared.monitoring.log import not_fatal, read_metrics
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 COLUMN = 3.6  # inches, the width of a panel
 FEW = 40  # points; a series of at most so many gets dots
+LARGEST = 1e100  # a value that is shown; so that no computation overflows
 # Color-blind readers can tell the lines apart.
 STYLE: list[Any] = ["seaborn-v0_8-whitegrid", "tableau-colorblind10"]
 STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True}]
@@ -24,7 +25,7 @@ class Panel:
     """One pair of axes; `top` is the least upper end of the y axis."""
 
     title: str
-    series: dict[str, tuple[list[int], list[float]]]
+    series: dict[str, tuple[Any, Any]]  # steps and values
     unit: str = ""
     top: float = 0
     log_steps: bool = False
@@ -47,7 +48,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
     """Draw the lines of a metrics.jsonl (`log.read_metrics`) into the PNG file `picture`.
 
     A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
-    A value that is not finite leaves a gap; text, such as the digest of the samples, is left out.
+    A value that is not finite, or beyond LARGEST, leaves a gap; text, such as the digest of the samples, is left out.
     """
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # about fonts and layouts
         from matplotlib import style
@@ -70,12 +71,12 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """The panels in reading order; a panel without logged values has no series."""
     keys = dict.fromkeys(key for line in lines for key in line)  # in the order of their first appearance
 
-    def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[list[int], list[float]]]:
+    def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[Any, Any]]:
         found = {}
         for key, label in labels.items():
             points = [(line["step"], line[key]) for line in lines if isinstance(line.get(key), int | float)]
             steps = [step for step, _ in points]
-            values = [value * scale if math.isfinite(value) else math.nan for _, value in points]
+            values = [value * scale if abs(value) < LARGEST else math.nan for _, value in points]
             if not all(map(math.isnan, values)):
                 found[label] = steps, values
         return found
@@ -104,25 +105,27 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     """Draw one panel."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
     for label, (steps, values) in panel.series.items():
         axes.plot(steps, values, marker="o" if len(steps) <= FEW else None, label=label)
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
-    log_steps = panel.log_steps and any(max(steps) > 0 for steps, _ in panel.series.values())
+    points = [point for line in panel.series.values() for point in zip(*line, strict=True)]
+    log_steps = panel.log_steps and any(step > 0 and math.isfinite(value) for step, value in points)
     axes.set_xlabel("step (log scale)" if log_steps else "step")
     if log_steps:
         axes.set_xscale("log", nonpositive="mask")  # leaves out an evaluation before the first step
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if last_step < 100 else (1,)))
     else:
         axes.set_xlim(-0.02 * last_step, last_step * 1.04)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if panel.log_values:
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="mask")
     elif panel.from_zero:
-        top = max(panel.top, axes.get_ylim()[1])
-        axes.set_ylim(-0.03 * top, 1.03 * top)  # so that a line at the edge is drawn whole
+        axes.update_datalim([(0, 0), (0, panel.top)])
+        axes.autoscale_view(scalex=False)
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
     if panel.legend or len(panel.series) > 1:
         if len(panel.series) <= 3:

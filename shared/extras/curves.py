@@ -136,4 +136,4 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
 
 def short(value: float) -> str:
     """A value at a tick."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 and value % 1 == 0 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 and value % 1 == 0 else f"{value:.4g}"

@@ -1,10 +1,9 @@
-"""The Hub: checking within 5 s whether it can be reached, and `--push_to_hub`.
+"""The Hub: checking in seconds whether it can be reached, and `--push_to_hub`.
 
 Without a network, the Hub's client retries for 24-48 s.
 """
 
 import socket
-import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -75,21 +74,11 @@ def unreachable(address: str) -> str | None:
     else:
         target = endpoint
     port = target.port or (443 if target.scheme == "https" else 80)
-    outcome: list[str | None] = []
-
-    def connect() -> None:
-        try:
-            socket.create_connection((target.hostname, port), timeout=CONNECT_SECONDS).close()
-            outcome.append(None)
-        except OSError as error:
-            outcome.append(error.strerror or str(error))
-
-    # In a thread, because a socket's timeout does not limit the time of the DNS lookup.
-    attempt = threading.Thread(target=connect, daemon=True)
-    attempt.start()
-    attempt.join(CONNECT_SECONDS)
-    failure = outcome[0] if outcome else f"no answer in {CONNECT_SECONDS:g} s"
-    return f"there is no network to {target.hostname}:{port} ({failure})" if failure else None
+    try:
+        socket.create_connection((target.hostname, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"there is no network to {target.hostname}:{port} ({error.strerror or error})"
+    return None
 
 
 class Upload(Hook):

@@ -15,8 +15,7 @@ from logging_run import LoggingRun
 from training_line import TRAINING
 
 from shared.errors import UserError
-from shared.extras import curves, trackers
-from shared.extras.curves import Curves
+from shared.extras import trackers
 from shared.extras.trackers import require_trackers, wandb_mode
 from shared.monitoring.log import read_metrics
 
@@ -42,16 +41,6 @@ class Recorder(GeneralTracker):
 
     def finish(self):
         self.finished += 1
-
-
-def test_a_picture_that_cannot_be_drawn_gives_a_warning_and_no_error(start, tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise ImportError("No module named 'matplotlib'")
-
-    monkeypatch.setattr(curves, "draw_curves", fail)
-    run = start(hooks=[Curves()])
-    run.finish(3, {"train_runtime": 3.0})
-    assert "warning: curves.png was not written: ImportError: No module named" in capsys.readouterr().err
 
 
 def test_the_end_of_a_run_prints_where_the_time_went(start, capsys):

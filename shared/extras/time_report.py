@@ -6,11 +6,9 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-from tqdm import tqdm
-
 from shared.errors import count_of
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import read_metrics
+from shared.monitoring.log import put, read_metrics
 
 Lines = Sequence[Mapping[str, Any]]
 NAMES = {
@@ -36,8 +34,7 @@ class TimeReport(Hook):
         unpacked = getattr(run.config, "packing", None) is False
         lines = read_metrics(Path(run.config.output_dir) / "metrics.jsonl")
         if said := breakdown(lines, compressed, unpacked):
-            with tqdm.external_write_mode():
-                print(said, flush=True)
+            put(said)
 
 
 def seconds_by_part(lines: Lines) -> dict[str, float]:

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,7 @@ def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:
     """
     text = readable(values)
     if text and (bar.disable or "loss" not in values):
-        with nullcontext() if bar.disable else tqdm.external_write_mode():
-            print(f"step {step}/{bar.total}  {text}", flush=True)
+        put(f"step {step}/{bar.total}  {text}")
     elif text:
         bar.set_postfix_str(text, refresh=False)
     bar.update(step - bar.n)
@@ -120,6 +119,12 @@ def readable(values: Mapping[str, Value]) -> str:
         behind = numbers["slowest_process_behind"]
         parts.append(f"process {numbers['slowest_process']:.0f} is {behind:.0%} behind".replace("%", " %"))
     return "  ".join(parts)
+
+
+def put(text: str) -> None:
+    """One line on stdout, above the progress bar."""
+    with tqdm.external_write_mode():
+        print(text, flush=True)
 
 
 def warn(text: str) -> None:

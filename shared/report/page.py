@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from shared.config import options
 from shared.disk import replace_file
@@ -21,7 +20,7 @@ from shared.errors import UserError, about, count_of
 from shared.extras.curves import FEW, LARGEST, Panel, draw_panel, find_panels, short
 from shared.extras.time_report import NAMES, facts, of_last_processes, seconds_by_part
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import not_fatal, read_metrics
+from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes
 
 REPORT, CARD = "report.html", "launch_card.txt"
@@ -48,9 +47,7 @@ class Report(Hook):
     def ended(self, run: Any) -> None:
         """Write the page."""
         with not_fatal(REPORT):
-            file = write_report(Path(run.config.output_dir))
-            with tqdm.external_write_mode():
-                print(f"  {file} shows the run in a browser", flush=True)
+            put(f"  {write_report(Path(run.config.output_dir))} shows the run in a browser")
 
 
 def write_report(folder: Path) -> Path:

@@ -24,26 +24,23 @@ class Trackers(Hook):
     """Starts the trackers of a run, sends them its numbers, and closes them. Only the main process has any."""
 
     accelerator: Any = None
-    state = ""
-    """One line: where the trackers keep their data, or why one does not run."""
 
     def opened(self, run: Any) -> None:
         """Refuse a tracker that is not installed."""
         on_main_process(run.accelerator, lambda: require_trackers(run.config.report_to))
 
-    def prepared(self, run: Any) -> None:
-        """Name the trackers on the launch card."""
-        run.card["tracker"] = shown(run.config.report_to)
+    def loaded(self, run: Any) -> None:
+        """Start the trackers, except in a dry run; the launch card says where they keep their data, or why not.
 
-    def begun(self, run: Any) -> None:
-        """Start the trackers. A resumed run continues under the id that its checkpoint has."""
+        A resumed run continues under the id that its checkpoint has.
+        """
         self.accelerator, config, progress = run.accelerator, run.config, run.progress
 
         def start() -> tuple[str, str]:
             # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
             identity = progress.run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
             states = []
-            for kind in (kind for kind in config.report_to if kind in STARTERS):
+            for kind in (kind for kind in config.report_to if kind in STARTERS and not config.dry_run):
                 try:
                     tracker, state = STARTERS[kind](config, identity, progress.step)
                     self.accelerator.trackers.append(tracker)
@@ -54,9 +51,8 @@ class Trackers(Hook):
                     states.append(f"none ({failure})")
             return identity, "; ".join(states)
 
-        progress.run_id, self.state = on_main_process(self.accelerator, start)
-        if self.state:
-            self.accelerator.print(f"  tracker  {self.state}")
+        progress.run_id, state = on_main_process(self.accelerator, start)
+        run.card["tracker"] = state or shown(config.report_to)
 
     def logged(self, step: int, values: Mapping[str, Value]) -> None:
         """Send the numbers of a line. Text, such as the digest of the samples, stays in metrics.jsonl."""

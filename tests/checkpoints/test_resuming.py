@@ -139,13 +139,6 @@ def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outpu
 
 
 @pytest.fixture
-def accelerator():
-    accelerator = Accelerator(cpu=True)
-    yield accelerator
-    accelerator.free_memory()
-
-
-@pytest.fixture
 def model(accelerator):
     torch.manual_seed(0)
     return accelerator.prepare(nn.Linear(3, 2))

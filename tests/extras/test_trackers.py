@@ -95,7 +95,7 @@ def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(nam
         return
     for step in (0, 2):  # the second is a resumed run
         tracker = start(report_to=name, step=step, run_id="abcd1234")
-        assert tracker.trackers.state.startswith(name)
+        assert tracker.card["tracker"].startswith(name)
         tracker.log(step + 1, TRAINING)
         tracker.finish(step + 1, {"train_runtime": 3.0})
     assert any(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
@@ -123,7 +123,7 @@ def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(sta
         monkeypatch.setitem(trackers.STARTERS, name, starts(name))
     tracker = start(report_to=["wandb", "trackio", "tensorboard"])
     assert (
-        tracker.trackers.state == "wandb (here); none (trackio did not start: OSError: no server); tensorboard (here)"
+        tracker.card["tracker"] == "wandb (here); none (trackio did not start: OSError: no server); tensorboard (here)"
     )
     assert "--report_to trackio did not start: OSError: no server" in capsys.readouterr().err
     tracker.log(1, {"loss": 0.5, "samples": "00ff"})
@@ -163,7 +163,7 @@ def test_wandb_offline_writes_its_files_into_the_run_folder_and_the_api_key_into
     tracker = start(report_to="wandb")
     parts = f"{tmp_path}/wandb/offline-run-*-{tracker.progress.run_id}"
     assert (
-        tracker.trackers.state
+        tracker.card["tracker"]
         == f"wandb (offline: wandb's mode is set to offline; sync later with `wandb sync {parts}`)"
     )
     run = accelerator.get_tracker("wandb", unwrap=True)
@@ -207,7 +207,7 @@ def on_two_processes(accelerator, folder):
     run = LoggingRun(accelerator, folder, report_to="wandb")
     run.log(1, {"loss": 1.0})
     run.close()
-    return [run.progress.run_id, run.trackers.state, calls]
+    return [run.progress.run_id, run.card["tracker"], calls]
 
 
 def fail():

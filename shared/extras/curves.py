@@ -31,7 +31,6 @@ class Panel:
     log_steps: bool = False
     log_values: bool = False
     from_zero: bool = True
-    legend: bool = False
 
 
 class Curves(Hook):
@@ -85,14 +84,14 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     scores = series({key: name for key, name in names.items() if not key.endswith(NO_SCORES)})
     # Correlations may be negative; an error in the target's own unit would flatten the scores beside it.
     scores = {name: both for name, both in scores.items() if not any(abs(value) > 1 for value in both[1])}
-    norms = series({"grad_norm": "gradient norm"})
+    norms = series({"grad_norm": ""})
     positive = sorted(value for _, values in norms.values() for value in values if value > 0)
     spikes = bool(positive) and positive[-1] > 20 * positive[len(positive) // 2]
     parts = {part: NAMES[part] for part in SHARES if part != "data_wait"}
     rate = "tokens" if "tokens_per_second" in keys else "samples"
     return [
         Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
-        Panel("Evaluation", scores, from_zero=False, legend=True),
+        Panel("Evaluation", scores, from_zero=False),
         Panel("Learning rate", series({"learning_rate": ""})),
         Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
         Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second"),
@@ -127,7 +126,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
         axes.update_datalim([(0, 0), (0, panel.top)])
         axes.autoscale_view(scalex=False)
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
-    if panel.legend or len(panel.series) > 1:
+    if all(panel.series):  # they have names
         if len(panel.series) <= 3:
             axes.legend()
         else:  # inside it would hide what it explains

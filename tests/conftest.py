@@ -9,6 +9,7 @@ import fork_server
 import pytest
 import runs
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from hypothesis import settings
 
@@ -59,6 +60,15 @@ def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
+
+
+@pytest.fixture
+def accelerator():
+    """An Accelerator of a single process on the CPU, which keeps nothing for the next test."""
+    accelerator = Accelerator(cpu=True)
+    yield accelerator
+    accelerator.trackers.clear()
+    accelerator.free_memory()
 
 
 @pytest.fixture(scope="session")

@@ -197,7 +197,7 @@ class PassTimer:
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         model.register_forward_hook(self._end_without_gradients)
         parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
-        self._finding = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
+        self._finding = [p.register_post_accumulate_grad_hook(self._gradients_are_there) for p in parameters]
 
     def end(self, synchronized: bool) -> None:
         """Mark the end of a backward pass; `synchronized`: whether it summed the gradients over the processes."""
@@ -220,9 +220,6 @@ class PassTimer:
         if model.training and not torch.is_grad_enabled():
             self.stopwatch.mark("forward_backward")
 
-    def _note(self, parameter: Tensor) -> None:
-        self._latest = parameter
-        self._gradients_are_there(parameter)
-
     def _gradients_are_there(self, parameter: Tensor) -> None:
+        self._latest = parameter
         self.stopwatch.mark("forward_backward")

@@ -1,79 +1,56 @@
 """The picture of a run: what metrics.jsonl holds, on one page, drawn once at the end."""
 
-import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from shared.extras.time_report import NAMES, SHARES
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import described, read_metrics, warn
+from shared.monitoring.log import not_fatal, read_metrics
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # color-blind readers can tell them apart
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 COLUMN = 3.6  # inches, the width of a panel
-PARTS = {"forward_backward": "compute", "communication": "communication", "optimizer": "optimizer"}  # beside data
 FEW = 40  # points; a series of at most so many gets dots
-FEWEST = 3  # points; a series of at most so many gets large dots
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "0.4",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.92",
-    "xtick.color": "0.3",
-    "ytick.color": "0.3",
-    "legend.framealpha": 0.85,
-    "legend.edgecolor": "none",
-    "lines.linewidth": 1.5,
-    "lines.markersize": 3,
-}
+LARGEST = 1e100  # a value that is shown; so that no computation overflows
+# Color-blind readers can tell the lines apart.
+STYLE: list[Any] = ["seaborn-v0_8-whitegrid", "tableau-colorblind10"]
+STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True}]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `ticks` formats a value of the y axis, and `top` is the least upper end of that axis."""
+    """One pair of axes; `top` is the least upper end of the y axis."""
 
     title: str
-    series: dict[str, tuple[list[int], list[float]]]
+    series: dict[str, tuple[Any, Any]]  # steps and values
     unit: str = ""
-    ticks: Callable[[float], str] | None = None
     top: float = 0
     log_steps: bool = False
     log_values: bool = False
     from_zero: bool = True
-    legend: bool = False
 
 
 class Curves(Hook):
     """Draws curves.png at the end of a run."""
 
     def ended(self, run: Any) -> None:
-        """Draw it on the main process. The run is complete even without it."""
-        if run.accelerator.is_main_process:
-            folder = Path(run.config.output_dir)
-            try:
-                draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png")
-            except Exception as error:
-                warn(f"curves.png was not drawn: {described(error)}")
+        """Draw it."""
+        folder = Path(run.config.output_dir)
+        with not_fatal("curves.png"):
+            draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png")
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
     """Draw the lines of a metrics.jsonl (`log.read_metrics`) into the PNG file `picture`.
 
     A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
-    A value that is not finite leaves a gap; text, such as the digest of the samples, is left out.
+    A value that is not finite, or beyond LARGEST, leaves a gap; text, such as the digest of the samples, is left out.
     """
-    with silence():
-        from matplotlib import rc_context
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # about fonts and layouts
+        from matplotlib import style
         from matplotlib.figure import Figure  # not pyplot, which has global state and looks for a display
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -81,7 +58,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
         columns = min(3, max(1, len(panels)))
         rows = max(1, math.ceil(len(panels) / columns))
         last_step = max([1, *(line["step"] for line in lines)])
-        with rc_context(STYLE):
+        with style.context(STYLE):
             layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
             figure = Figure(figsize=(COLUMN * columns, 2.5 * rows), dpi=150, layout=layout)
             for position, panel in enumerate(panels, start=1):
@@ -89,29 +66,16 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
             figure.savefig(picture)
 
 
-@contextmanager
-def silence() -> Iterator[None]:
-    """Silence the warnings of matplotlib about fonts, caches and layouts, which do not concern the run."""
-    logger = logging.getLogger("matplotlib")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """The panels in reading order; a panel without logged values has no series."""
     keys = dict.fromkeys(key for line in lines for key in line)  # in the order of their first appearance
 
-    def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[list[int], list[float]]]:
+    def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[Any, Any]]:
         found = {}
         for key, label in labels.items():
             points = [(line["step"], line[key]) for line in lines if isinstance(line.get(key), int | float)]
             steps = [step for step, _ in points]
-            values = [value * scale if math.isfinite(value) else math.nan for _, value in points]
+            values = [value * scale if abs(value) < LARGEST else math.nan for _, value in points]
             if not all(map(math.isnan, values)):
                 found[label] = steps, values
         return found
@@ -120,54 +84,55 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     scores = series({key: name for key, name in names.items() if not key.endswith(NO_SCORES)})
     # Correlations may be negative; an error in the target's own unit would flatten the scores beside it.
     scores = {name: both for name, both in scores.items() if not any(abs(value) > 1 for value in both[1])}
-    norms = series({"grad_norm": "gradient norm"})
+    norms = series({"grad_norm": ""})
     positive = sorted(value for _, values in norms.values() for value in values if value > 0)
     spikes = bool(positive) and positive[-1] > 20 * positive[len(positive) // 2]
+    parts = {part: NAMES[part] for part in SHARES if part != "data_wait"}
     rate = "tokens" if "tokens_per_second" in keys else "samples"
     return [
         Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
-        Panel("Evaluation", scores, from_zero=False, legend=True),
-        Panel("Learning rate", series({"learning_rate": ""}), ticks=short_power),
+        Panel("Evaluation", scores, from_zero=False),
+        Panel("Learning rate", series({"learning_rate": ""})),
         Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
-        Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second", lambda value: f"{value:,.0f}"),
+        Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second"),
         Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
-        Panel("Where a step's time goes", series(PARTS, 100), "% of the time", top=100),
-        Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB", lambda value: f"{value:,.0f}"),
+        Panel("Where a step's time goes", series(parts, 100), "% of the time", top=100),
+        Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB"),
         Panel("MFU and padding", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
     ]
 
 
 def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     """Draw one panel."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-    for (label, (steps, values)), color in zip(panel.series.items(), cycle(COLORS), strict=False):
-        marker, size = "o" if len(steps) <= FEW else None, 6 if len(steps) <= FEWEST else 3
-        axes.plot(steps, values, marker=marker, markersize=size, color=color, label=label)
+    for label, (steps, values) in panel.series.items():
+        axes.plot(steps, values, marker="o" if len(steps) <= FEW else None, label=label)
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
-    log_steps = panel.log_steps and any(max(steps) > 0 for steps, _ in panel.series.values())
+    points = [point for line in panel.series.values() for point in zip(*line, strict=True)]
+    log_steps = panel.log_steps and any(step > 0 and math.isfinite(value) for step, value in points)
     axes.set_xlabel("step (log scale)" if log_steps else "step")
     if log_steps:
         axes.set_xscale("log", nonpositive="mask")  # leaves out an evaluation before the first step
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if last_step < 100 else (1,)))
     else:
         axes.set_xlim(-0.02 * last_step, last_step * 1.04)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if panel.log_values:
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="mask")
     elif panel.from_zero:
-        top = max(panel.top, axes.get_ylim()[1])
-        axes.set_ylim(-0.03 * top, 1.03 * top)  # so that a line at the edge is drawn whole
-    if panel.ticks:
-        axes.yaxis.set_major_formatter(lambda value, _: panel.ticks(value))
-    if panel.legend or len(panel.series) > 1:
+        axes.update_datalim([(0, 0), (0, panel.top)])
+        axes.autoscale_view(scalex=False)
+    axes.yaxis.set_major_formatter(lambda value, _: short(value))
+    if all(panel.series):  # they have names
         if len(panel.series) <= 3:
             axes.legend()
         else:  # inside it would hide what it explains
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2, fontsize=7)
 
 
-def short_power(value: float) -> str:
-    """A learning rate as people write it: 3e-4, 2.5e-4, 0."""
-    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if value else "0"
+def short(value: float) -> str:
+    """A value at a tick."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 and value % 1 == 0 else f"{value:.4g}"

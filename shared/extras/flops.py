@@ -81,16 +81,7 @@ class FlopCounter:
     def __init__(self, model: nn.Module, is_sequence: bool = True) -> None:
         self.counted = self.saved = self.positions = 0
         self.is_sequence = is_sequence
-        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        self._handles: list[Any] = []
-        self._hooked = [m for m in model.modules() if isinstance(m, kinds)]
-        if compiled(model):
-            self._handles = [model.register_forward_pre_hook(self._count_apart, with_kwargs=True)]
-        else:
-            self._handles = [
-                model.register_forward_pre_hook(self._begin, with_kwargs=True),
-                model.register_forward_hook(self._end),
-            ]
+        self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
 
     def stop(self) -> int:
         """Stop counting, and return the count."""
@@ -100,26 +91,21 @@ class FlopCounter:
         return self.counted
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_trained(model):
-            self.positions = positions_of(args, kwargs, self.is_sequence)
-            self._listen()
-
-    def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if is_trained(model):
-            self.stop()
-
-    def _listen(self) -> None:
-        self._handles += [module.register_forward_hook(self._count) for module in self._hooked]
-
-    def _count_apart(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_trained(model):
             return
-        self.stop()
+        self.stop()  # this hook
         self.positions = positions_of(args, kwargs, self.is_sequence)
-        self._listen()
+        layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+        self._handles = [layer.register_forward_hook(self._count) for layer in layers]
+        if not compiled(model):
+            self._handles.append(model.register_forward_hook(self._end))
+            return
         devices = {p.device for p in model.parameters() if p.is_cuda}
         with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
             getattr(model, "module", model).forward(*args, **kwargs)
+        self.stop()
+
+    def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.stop()
 
     def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

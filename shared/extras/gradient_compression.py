@@ -16,17 +16,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class GradientCompression(Hook):
-    """Makes DDP average gradients in the format of --gradient_compression, if there is one."""
+    """Makes DDP average gradients in the format of --gradient_compression, if there is one and several processes."""
 
     def prepared(self, run: Any) -> None:
         """Register a hook of DDP, which has no state, so checkpoints need not save it; say so on the launch card."""
         compression = run.config.gradient_compression
-        if compression == "none":
-            return
-        several = run.accelerator.num_processes > 1
-        effect = "sent and summed" if several else "no effect on one process; on several, sent and summed"
-        run.card["gradients"] = f"{effect} in {compression}"
-        if several:
+        if compression != "none" and run.accelerator.num_processes > 1:
+            run.card["gradients"] = f"sent and summed in {compression}"
             run.model.register_comm_hook(None, average_in(DTYPES[compression]))
 
 

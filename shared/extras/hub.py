@@ -1,10 +1,9 @@
-"""The Hub: checking within 5 s whether it can be reached, and `--push_to_hub`.
+"""The Hub: checking in seconds whether it can be reached, and `--push_to_hub`.
 
 Without a network, the Hub's client retries for 24-48 s.
 """
 
 import socket
-import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 import huggingface_hub
 from huggingface_hub import constants
 
-from shared.errors import UserError
+from shared.errors import UserError, about
 from shared.monitoring.hooks import Hook
 from shared.processes.collectives import on_main_process
 
@@ -52,10 +51,8 @@ def require_model(name: str, revision: str | None = None, flag: str = FLAG) -> b
         if revision is not None:
             raise UserError(f"--revision {revision} has no effect on a local folder ({flag} {name}): remove it")
         return True
-    try:
+    with about(f"{flag} {name!r} is neither a folder nor a valid name on the Hub"):
         cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str)
-    except ValueError:
-        raise UserError(f"{flag} {name!r} is neither a folder nor a valid name on the Hub (namespace/name)") from None
     if cached:
         return _unreachable() is not None
     require_hub(flag, name, f"use a local folder, or remove {flag} to train a new encoder")
@@ -77,21 +74,11 @@ def unreachable(address: str) -> str | None:
     else:
         target = endpoint
     port = target.port or (443 if target.scheme == "https" else 80)
-    outcome: list[str | None] = []
-
-    def connect() -> None:
-        try:
-            socket.create_connection((target.hostname, port), timeout=CONNECT_SECONDS).close()
-            outcome.append(None)
-        except OSError as error:
-            outcome.append(error.strerror or str(error))
-
-    # In a thread, because a socket's timeout does not limit the time of the DNS lookup.
-    attempt = threading.Thread(target=connect, daemon=True)
-    attempt.start()
-    attempt.join(CONNECT_SECONDS)
-    failure = outcome[0] if outcome else f"no answer in {CONNECT_SECONDS:g} s"
-    return f"there is no network to {target.hostname}:{port} ({failure})" if failure else None
+    try:
+        socket.create_connection((target.hostname, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"there is no network to {target.hostname}:{port} ({error.strerror or error})"
+    return None
 
 
 class Upload(Hook):
@@ -116,15 +103,8 @@ def push(model_folder: Path, name: str | None) -> str:
     Raises:
         UserError: the upload failed; the local model is kept.
     """
-    name = name or model_folder.resolve().parent.name
-    try:
+    with about(f"--push_to_hub: {model_folder} could not be uploaded, start again to retry"):
         api = huggingface_hub.HfApi()
-        name = api.create_repo(name, exist_ok=True).repo_id
+        name = api.create_repo(name or model_folder.resolve().parent.name, exist_ok=True).repo_id
         commit = "Train with accelerate-recipes"
         return str(api.upload_folder(folder_path=model_folder, repo_id=name, commit_message=commit))
-    except Exception as error:  # of a dozen types; the exported model is complete and is kept after any of them
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"--push_to_hub: {name} could not be uploaded ({reason}): start again to retry, or leave the flag out; "
-            f"the model is in {model_folder}"
-        ) from None

@@ -6,11 +6,9 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-from tqdm import tqdm
-
 from shared.errors import count_of
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import read_metrics
+from shared.monitoring.log import put, read_metrics
 
 Lines = Sequence[Mapping[str, Any]]
 NAMES = {
@@ -30,16 +28,13 @@ class TimeReport(Hook):
     """Prints where the time of a run went."""
 
     def ended(self, run: Any) -> None:
-        """Print it on the main process."""
-        if not run.accelerator.is_main_process:
-            return
+        """Print it."""
         # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
         compressed = run.config.gradient_compression != "none" or run.accelerator.is_fsdp2
         unpacked = getattr(run.config, "packing", None) is False
         lines = read_metrics(Path(run.config.output_dir) / "metrics.jsonl")
         if said := breakdown(lines, compressed, unpacked):
-            with tqdm.external_write_mode():
-                print(said, flush=True)
+            put(said)
 
 
 def seconds_by_part(lines: Lines) -> dict[str, float]:
@@ -60,12 +55,11 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
 
 def of_last_processes(lines: Lines) -> tuple[Lines, str]:
     """The lines since a start on another number of processes, and that they are; all lines and "" without one."""
-    timed = [number for number, line in enumerate(lines) if "step_seconds" in line]
-    numbers = [lines[number].get("processes") for number in timed]
-    changes = [after for before, after in pairwise(range(len(timed))) if numbers[before] != numbers[after]]
-    if not changes:
+    numbers = [(place, line.get("processes", 0)) for place, line in enumerate(lines) if "step_seconds" in line]
+    others = [place for place, number in numbers if number != numbers[-1][1]]
+    if not others:
         return lines, ""
-    return lines[timed[changes[-1]] :], f" on {count_of(numbers[-1] or 0, 'process', 'processes')}"
+    return lines[others[-1] + 1 :], f" on {count_of(numbers[-1][1], 'process', 'processes')}"
 
 
 def breakdown(lines: Lines, compressed: bool = False, unpacked: bool = False) -> str:
@@ -80,11 +74,12 @@ def breakdown(lines: Lines, compressed: bool = False, unpacked: bool = False) ->
     spent = seconds_by_part(lines)
     if not (total := sum(spent.values())):
         return ""
-    shown = ", ".join(f"{whole} % {NAMES[part]}" for part, whole in percentages(spent).items() if whole)
+    shares = {part: seconds / total for part, seconds in spent.items()}
+    shown = ", ".join(f"{100 * share:.0f} % {NAMES[part]}" for part, share in shares.items() if share >= 0.005)
     rows = [f"where {total:,.1f} s{where} went: {shown}", *facts(lines)]
     if total >= SHORT:
         padding = mean([line["padding"] for line in lines if "padding" in line] or [0.0])
-        rows += advice({part: seconds / total for part, seconds in spent.items()}, padding, compressed, unpacked)
+        rows += advice(shares, padding, compressed, unpacked)
     return "\n".join(f"  {row}" for row in rows)
 
 
@@ -107,15 +102,6 @@ def facts(lines: Lines) -> list[str]:
         steps = f"{skipped:,.0f} of {lines[-1]['step']:,} updates"
         rows.append(f"{steps} were skipped, because their gradients were not finite{scale}")
     return rows
-
-
-def percentages(amounts: Mapping[str, float]) -> dict[str, int]:
-    """Shares in whole percent that add up to 100: each is rounded down, and those that lost most get one more."""
-    exact = {name: 100 * amount / sum(amounts.values()) for name, amount in amounts.items()}
-    whole = {name: int(share) for name, share in exact.items()}
-    for name in sorted(exact, key=lambda name: whole[name] - exact[name])[: 100 - sum(whole.values())]:
-        whole[name] += 1
-    return whole
 
 
 FACTS: tuple[tuple[str, str, float, Callable[[Sequence[float]], float]], ...] = (

@@ -17,7 +17,6 @@ from shared.monitoring.log import described, warn
 from shared.processes.collectives import on_main_process
 
 PROJECT = "accelerate-recipes"
-PROMPT_TIMEOUT = 120  # seconds that wandb may wait for a key to be typed; below the process group's time-out
 UPLOAD_TIMEOUT = 120  # seconds that a lost network may hold up the end of a run; `wandb sync` uploads the rest
 
 
@@ -25,26 +24,23 @@ class Trackers(Hook):
     """Starts the trackers of a run, sends them its numbers, and closes them. Only the main process has any."""
 
     accelerator: Any = None
-    state = ""
-    """One line: where the trackers keep their data, or why one does not run."""
 
     def opened(self, run: Any) -> None:
         """Refuse a tracker that is not installed."""
         on_main_process(run.accelerator, lambda: require_trackers(run.config.report_to))
 
-    def prepared(self, run: Any) -> None:
-        """Name the trackers on the launch card."""
-        run.card["tracker"] = shown(run.config.report_to)
+    def loaded(self, run: Any) -> None:
+        """Start the trackers, except in a dry run; the launch card says where they keep their data, or why not.
 
-    def begun(self, run: Any) -> None:
-        """Start the trackers. A resumed run continues under the id that its checkpoint has."""
+        A resumed run continues under the id that its checkpoint has.
+        """
         self.accelerator, config, progress = run.accelerator, run.config, run.progress
 
         def start() -> tuple[str, str]:
             # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
             identity = progress.run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
             states = []
-            for kind in (kind for kind in config.report_to if kind in STARTERS):
+            for kind in (kind for kind in config.report_to if kind in STARTERS and not config.dry_run):
                 try:
                     tracker, state = STARTERS[kind](config, identity, progress.step)
                     self.accelerator.trackers.append(tracker)
@@ -55,9 +51,8 @@ class Trackers(Hook):
                     states.append(f"none ({failure})")
             return identity, "; ".join(states)
 
-        progress.run_id, self.state = on_main_process(self.accelerator, start)
-        if self.state:
-            self.accelerator.print(f"  tracker  {self.state}")
+        progress.run_id, state = on_main_process(self.accelerator, start)
+        run.card["tracker"] = state or shown(config.report_to)
 
     def logged(self, step: int, values: Mapping[str, Value]) -> None:
         """Send the numbers of a line. Text, such as the digest of the samples, stays in metrics.jsonl."""
@@ -127,26 +122,20 @@ def start_wandb(config: Any, run_id: str, step: int) -> tuple[Any, str]:
     return tracker, f"wandb ({tracker.run.url})"
 
 
-def wandb_mode() -> tuple[str | None, str]:
-    """The mode for wandb.init, None where the user has set it, and the reason why the run is offline, if it is.
+def wandb_mode() -> tuple[str, str]:
+    """The mode for wandb.init, and the reason why the run is not online, if it is not.
 
     Call this before wandb.init, which raises without a key, and after which this process cannot go offline.
     """
     import wandb
 
-    if "WANDB_MODE" in os.environ:
-        return None, f"WANDB_MODE={os.environ['WANDB_MODE']}"
-    settings = wandb.setup().settings
+    settings = wandb.setup().settings  # of the environment and of wandb's settings file
     if settings.mode != "online":
-        return None, "set in wandb's settings file"
-    if reason := unreachable(settings.base_url):  # wandb would wait for two minutes, and then track nothing
-        return "offline", reason
-    try:
-        # Looks for a key in the environment, netrc and wandb's settings, and asks for one in a terminal.
-        found = wandb.login(verify=False, timeout=PROMPT_TIMEOUT)
-    except wandb.errors.UsageError:
-        return "offline", "no API key and no terminal"
-    return (None, "") if found else ("offline", "no API key was given")
+        return settings.mode, f"wandb's mode is set to {settings.mode}"
+    reason = unreachable(settings.base_url)  # wandb would wait for two minutes, and then track nothing
+    if not reason and not wandb.login(prompt=False, verify=False):
+        reason = "no API key: run `wandb login`"
+    return ("offline", reason) if reason else ("online", "")
 
 
 def start_tensorboard(config: Any, run_id: str, step: int) -> tuple[Any, str]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,19 +24,6 @@ class ScoreNames:
 
     names: tuple[str, ...] = ()  # the first is the default of --metric_for_best_model
     undefined: dict[str, str] = field(default_factory=dict)  # those that cannot compare models on this data, and why
-
-
-class Metrics(Protocol):
-    """Metrics that are computed from predictions; shared/metrics has those of classification and regression."""
-
-    num_labels: int
-
-    @property
-    def take_scores(self) -> bool:
-        """Whether one of the metrics takes probabilities."""
-
-    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """The probability of each class or label, from logits [rows, labels]."""
 
 
 def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:
@@ -79,7 +66,7 @@ def collect(
     batches: Iterable[tuple[MicroBatch, Any]],
     predict: Callable[[Any, MicroBatch, Any], Sequence[torch.Tensor]],
     shape: tuple[int, ...],
-    metrics: Metrics | None = None,
+    metrics: Any = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
     """Predict a whole data set, each process its share. Every process calls this.
 
@@ -89,7 +76,7 @@ def collect(
         predict: called with the unwrapped model, the micro-batch and its batch; gives predictions [rows] or
             [rows, labels], losses [rows], and logits [rows, labels] where a metric takes probabilities.
         shape: of the predictions: (samples,) or (samples, labels).
-        metrics: where one of these takes probabilities, they are collected as well.
+        metrics: a `TaskMetrics`; where one of its metrics takes probabilities, they are collected as well.
 
     Returns:
         Predictions of `shape` and losses [samples] on every process, and probabilities [samples, labels], float32, on

@@ -14,7 +14,9 @@ Value = float | int | str
 
 
 class Hook:
-    """The moments of a run, in their order. Every process calls every method; a hook overrides those that it needs.
+    """The moments of a run, in their order. A hook overrides the methods that it needs.
+
+    Every process calls every method, except `ended`.
 
     `run` is the `TrainingRun`. A hook may read all that it has at that moment, and add rows to `run.card`.
     """
@@ -81,7 +83,7 @@ class Hook:
         """The model is in `folder`."""
 
     def ended(self, run: Any) -> None:
-        """The run is complete, with the last line of metrics.jsonl."""
+        """The run is complete, with the last line of metrics.jsonl. Only the main process calls this."""
 
     def closed(self) -> None:
         """The run has ended, or a signal ends it after its last checkpoint."""

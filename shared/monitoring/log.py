@@ -3,8 +3,8 @@
 import json
 import math
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,7 @@ def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:
     """
     text = readable(values)
     if text and (bar.disable or "loss" not in values):
-        with nullcontext() if bar.disable else tqdm.external_write_mode():
-            print(f"step {step}/{bar.total}  {text}", flush=True)
+        put(f"step {step}/{bar.total}  {text}")
     elif text:
         bar.set_postfix_str(text, refresh=False)
     bar.update(step - bar.n)
@@ -122,9 +121,24 @@ def readable(values: Mapping[str, Value]) -> str:
     return "  ".join(parts)
 
 
+def put(text: str) -> None:
+    """One line on stdout, above the progress bar."""
+    with tqdm.external_write_mode():
+        print(text, flush=True)
+
+
 def warn(text: str) -> None:
     """One line on stderr, above the progress bar."""
     tqdm.write(f"warning: {text}", file=sys.stderr)
+
+
+@contextmanager
+def not_fatal(file: str) -> Iterator[None]:
+    """Warn that `file` was not written, because a run is complete even without it."""
+    try:
+        yield
+    except Exception as error:
+        warn(f"{file} was not written: {described(error)}")
 
 
 def described(error: Exception) -> str:

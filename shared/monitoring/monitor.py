@@ -4,7 +4,6 @@ Figures are collected where they arise (tensors on the device, counts on the hos
 that no step waits for the host.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from torch import Tensor
 from shared.checkpoints import resuming
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
+from shared.monitoring.log import warn
 from shared.plan.batches import MicroBatch
 from shared.plan.draws import MASK64, hash64
 
@@ -156,10 +156,9 @@ class Monitor:
                 f"{max(good, default='none')}"
             )
         if last_step is not None and self.in_a_row and self.accelerator.is_main_process:
-            print(
-                f"warning: the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their "
-                f"gradients were not finite: the last model is that of step {last_step - self.in_a_row}",
-                file=sys.stderr,
+            warn(
+                f"the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their gradients "
+                f"were not finite: the last model is that of step {last_step - self.in_a_row}"
             )
 
     def state(self) -> dict[str, Any]:

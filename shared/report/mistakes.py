@@ -2,8 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from shared.disk import replace_file
 from shared.monitoring.hooks import Hook, Value
-from shared.monitoring.log import described, finite_or_name, warn
+from shared.monitoring.log import finite_or_name, not_fatal
 
 Ints = NDArray[np.int64]
 FILE = "mistakes.json"
@@ -60,15 +59,6 @@ class Mistakes(Hook):
             with not_fatal(FILE):
                 replace_file(Path(self.run.config.output_dir) / FILE, json.dumps({"step": step} | self.found))
         self.found = {}
-
-
-@contextmanager
-def not_fatal(file: str) -> Iterator[None]:
-    """Warn that `file` was not written, because a run is complete even without it."""
-    try:
-        yield
-    except Exception as error:
-        warn(f"{file} was not written: {described(error)}")
 
 
 def mistakes(

@@ -1,35 +1,33 @@
 """Writes report.html from the files of a run's folder, with its charts; page.html beside this file is its template."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
-from shared.extras.curves import FEW, Panel, find_panels
-from shared.extras.time_report import NAMES, facts, of_last_processes, percentages, seconds_by_part
+from shared.extras.curves import FEW, LARGEST, Panel, draw_panel, find_panels, short
+from shared.extras.time_report import NAMES, facts, of_last_processes, seconds_by_part
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import read_metrics
+from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes
 
 REPORT, CARD = "report.html", "launch_card.txt"
 MOST_EVALUATIONS = 12  # in their table
 WATCHED = ("loss", "eval_loss", "grad_norm")  # the page says how often they were not finite
-ACROSS, UP = (58, 422), (184, 10)  # the ends of the axes, in the units of a figure
-FRAME = {"width": 460, "height": 220, "left": ACROSS[0], "right": ACROSS[1], "top": UP[1], "bottom": UP[0]}
+FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
 MOST_POINTS = 400  # of a line
-SMALLEST, LARGEST = 1e-100, 1e100  # a difference of values, and a value; so that no computation overflows
 
 Floats = NDArray[np.float64]
 
@@ -41,18 +39,15 @@ class Report(Hook):
         """Write the launch card on the main process; a run from the start has made no mistakes yet."""
         if run.accelerator.is_main_process:
             folder = Path(run.config.output_dir)
-            with mistakes.not_fatal(CARD):
+            with not_fatal(CARD):
                 replace_file(folder / CARD, run.launch_card + "\n")
                 if not run.resumed:
                     (folder / mistakes.FILE).unlink(missing_ok=True)
 
     def ended(self, run: Any) -> None:
-        """Write the page on the main process."""
-        if run.accelerator.is_main_process:
-            with mistakes.not_fatal(REPORT):
-                file = write_report(Path(run.config.output_dir))
-                with tqdm.external_write_mode():
-                    print(f"  {file} shows the run in a browser", flush=True)
+        """Write the page."""
+        with not_fatal(REPORT):
+            put(f"  {write_report(Path(run.config.output_dir))} shows the run in a browser")
 
 
 def write_report(folder: Path) -> Path:
@@ -88,7 +83,7 @@ def page(folder: Path) -> str:
         status=status(lines, last_step),
         notes=not_finite(lines),
         evaluations=evaluations(lines),
-        figures=[figure_of(panel, last_step) for panel in find_panels(lines) if panel.series],
+        figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines) if panel.series],
         found=found,
         classes=classes(found),
         worst=worst(found),
@@ -170,8 +165,7 @@ def time(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total = sum(spent.values())
     if not total:
         return {"parts": []}
-    percent = percentages(spent)
-    parts = [(NAMES[part], seconds, percent[part]) for part, seconds in spent.items() if seconds > 0]
+    parts = [(NAMES[part], seconds, f"{100 * seconds / total:.0f}") for part, seconds in spent.items() if seconds > 0]
     return {"parts": parts, "said": [f"{total:,.1f} s in all{where}", *facts(recent)]}
 
 
@@ -190,97 +184,67 @@ def command(folder: Path) -> str:
     return shlex.join(["python", str(shown), "--config", str(folder / "config.yaml"), "--output_dir", str(again)])
 
 
-class Axis:
-    """One axis: where values are in the figure, and its ticks.
+def blank() -> Any:
+    """Axes of matplotlib in the place of FRAME: they place what is drawn, and choose the ticks."""
+    from matplotlib.figure import Figure
 
-    Args:
-        values: all that it shows; at least one of them is finite.
-        ends: where the axis begins and ends in the figure.
-        log: whether it has a logarithmic scale, which leaves out what is not positive.
-        tick: how many units of the figure a tick needs.
-    """
+    width, height = FRAME["width"], FRAME["height"]
+    across, up = FRAME["right"] - FRAME["left"], FRAME["bottom"] - FRAME["top"]
+    corner = FRAME["left"] / width, 1 - FRAME["bottom"] / height
+    return Figure(figsize=(width / 100, height / 100), dpi=100).add_axes((*corner, across / width, up / height))
 
-    def __init__(self, values: Floats, ends: tuple[float, float], log: bool = False, tick: float = 26) -> None:
-        self.log, self.ends = log, ends
-        scaled = self._scaled(values)
-        self.low, self.high = float(np.nanmin(scaled)), float(np.nanmax(scaled))
-        size = max(abs(self.low), abs(self.high))
-        if self.high - self.low <= 1e-9 * size + SMALLEST:  # a single value is in the middle
-            margin = 0.5 if log else size / 2 or 1.0
-            self.low, self.high = self.low - margin, self.high + margin
-        self.most_ticks = max(2, int(abs(ends[1] - ends[0]) / tick))
 
-    def _scaled(self, values: Any) -> Floats:
-        values = np.asarray(values, np.float64)
-        clipped = np.clip(values, SMALLEST if self.log else -LARGEST, LARGEST)
-        shown = np.isfinite(values) & ((values > 0) | (not self.log))
-        return np.where(shown, np.log10(clipped) if self.log else clipped, np.nan)
+def places(transform: Any, x: Any, y: Any) -> Floats:
+    """Where points are in the figure, [n, 2], by a transform of its axes; not finite for those that are not shown."""
+    found: Floats = transform.transform(np.stack([x, y], 1))
+    return np.stack([found[:, 0], FRAME["height"] - found[:, 1]], 1)
 
-    def places(self, values: Any) -> Floats:
-        """Where values are in the figure; NaN for those that are not shown."""
-        share = (self._scaled(values) - self.low) / (self.high - self.low)
-        return self.ends[0] + share * (self.ends[1] - self.ends[0])
 
-    def ticks(self, say: Callable[[float], str], whole: bool = False) -> list[tuple[float, str]]:
-        """The places and texts of round values, ascending; if `whole`, of whole numbers only."""
-        from matplotlib.ticker import MaxNLocator
-
-        if self.log:  # powers of ten; of few ones also 2 and 5 times each
-            factors = [1, 2, 5] if self.high - self.low < 2 else [1]
-            found = np.outer(10.0 ** np.arange(math.floor(self.low), self.high + 1), factors).ravel()
-        else:
-            found = np.array(MaxNLocator(self.most_ticks, steps=[1, 2, 5, 10]).tick_values(self.low, self.high))
-        first, last = sorted(self.ends)
-        both = zip(self.places(found).round(1).tolist(), found.tolist(), strict=True)
-        seen = [(at, say(value)) for at, value in both if first <= at <= last and (value % 1 == 0 or not whole)]
-        return seen[:: -(-len(seen) // (self.most_ticks + 1)) or 1]
+def ticks(axes: Any) -> dict[str, list[tuple[float, str]]]:
+    """The places and texts of the ticks of both axes."""
+    found, transforms = {}, (axes.get_xaxis_transform(), axes.get_yaxis_transform())
+    for column, (axis, transform) in enumerate(zip((axes.xaxis, axes.yaxis), transforms, strict=True)):
+        low, high = sorted(axis.get_view_interval())
+        values = [value for value in axis.get_majorticklocs().tolist() if low <= value <= high]
+        at = places(transform, values, values)[:, column].round(1).tolist()
+        found["xy"[column]] = [*zip(at, map(axis.get_major_formatter(), values), strict=True)]
+    return found
 
 
 def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
     """The figure of a panel of curves.png, each line with at most MOST_POINTS points."""
     lines = {label: thinned(np.array(steps), np.array(values)) for label, (steps, values) in panel.series.items()}
-    steps, values = (np.concatenate([each[part] for each in lines.values()]) for part in (0, 1))
-    log_steps, log_values = panel.log_steps and steps.max() > 0, panel.log_values and np.nanmax(values) > 0
-    base = [0.0, panel.top] if panel.from_zero and not log_values else []
-    x = Axis(steps if log_steps else np.append(steps, [0, last_step]), ACROSS, log_steps, tick=72)
-    y = Axis(np.append(values, base), UP, log_values)
+    axes = blank()
+    draw_panel(axes, dataclasses.replace(panel, series=lines), last_step)
     unit = f" {panel.unit}" if panel.unit and panel.unit != "log scale" else ""
     series = []
-    for label, (at, found) in lines.items():
-        places = np.stack([x.places(at), y.places(found)], 1)
+    for label, (steps, values) in lines.items():
+        points = places(axes.transData, steps, values)
         said = [
             f"step {step:,.0f}: {label or panel.title.lower()} {value:.5g}{unit}"
-            for step, value in zip(at.tolist(), found.tolist(), strict=True)
+            for step, value in zip(steps.tolist(), values.tolist(), strict=True)
         ]
         last = f"{panel.series[label][1][-1]:.4g}"
-        series.append({"label": label or "last", "last": last, "path": path(places), "points": dots(places, said)})
-    return FRAME | {
-        "title": panel.title,
-        "unit": panel.unit,
-        "below": "step (log scale)" if log_steps else "step",
-        "x": x.ticks("{:,.0f}".format, whole=True),
-        "y": y.ticks(panel.ticks or short),
-        "series": series,
-        "with_dots": len(steps) <= FEW * len(lines),
-    }
+        series.append({"label": label or "last", "last": last, "path": path(points), "points": dots(points, said)})
+    few = sum(len(steps) for steps, _ in lines.values()) <= FEW * len(lines)
+    drawn = {"title": panel.title, "unit": panel.unit, "below": axes.get_xlabel(), "series": series, "with_dots": few}
+    return FRAME | ticks(axes) | drawn
 
 
-def scatter(points: Sequence[Sequence[float]]) -> dict[str, Any]:
+def scatter(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The figure of [target, prediction] pairs, with the diagonal on which both are equal."""
-    both = np.array(points, np.float64)
-    x, y = Axis(both, ACROSS, tick=72), Axis(both, UP)
-    places = np.stack([x.places(both[:, 0]), y.places(both[:, 1])], 1)
-    said = [f"is {target:.5g}, predicted {prediction:.5g}" for target, prediction in points]
-    diagonal = path(np.array([[ACROSS[0], UP[0]], [ACROSS[1], UP[1]]]))
-    return FRAME | {
-        "title": "Predictions and targets",
-        "unit": "prediction",
-        "below": "target",
-        "x": x.ticks(short),
-        "y": y.ticks(short),
-        "series": [{"path": "", "points": dots(places, said)}, {"path": diagonal, "points": []}],
-        "with_dots": True,
-    }
+    both, axes = np.clip(np.array(pairs, np.float64), -LARGEST, LARGEST), blank()
+    axes.update_datalim(np.stack([both.ravel()] * 2, 1))
+    axes.autoscale_view()
+    axes.locator_params(axis="x", nbins=5)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: short(value))
+    said = [f"is {target:.5g}, predicted {prediction:.5g}" for target, prediction in pairs]
+    points = dots(places(axes.transData, *both.T), said)
+    diagonal = path(places(axes.transAxes, [0, 1], [0, 1]))
+    series = [{"path": "", "points": points}, {"path": diagonal, "points": []}]
+    drawn = {"title": "Predictions and targets", "unit": "prediction", "below": "target", "series": series}
+    return FRAME | ticks(axes) | drawn | {"with_dots": True}
 
 
 def thinned(steps: NDArray[Any], values: Floats) -> tuple[Floats, Floats]:
@@ -310,8 +274,3 @@ def dots(places: Floats, said: Sequence[str]) -> list[list[Any]]:
     """The visible ones of points [n, 2], with what they say: [x, y, text]."""
     seen = zip(places.round(1).tolist(), said, strict=True)
     return [[*place, text] for place, text in seen if all(map(math.isfinite, place))]
-
-
-def short(value: float) -> str:
-    """A value at a tick."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 and value % 1 == 0 else f"{value:.4g}"

@@ -325,7 +325,7 @@ class TrainingRun(Generic[Config]):
             hook.exported(Path(self.config.output_dir) / "model")
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint
         self._write({**self.monitor.summary(self.progress.total_seconds()), **digests})
-        for hook in self.hooks:
+        for hook in self.hooks if self.accelerator.is_main_process else ():
             hook.ended(self)
         self._close()
         return self.progress.results

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -28,21 +27,17 @@ def half_frozen():
 
 
 @pytest.fixture
-def checkpoint(request, tmp_path):
+def checkpoint(request, accelerator, tmp_path):
     """A checkpoint of a model whose first layer is frozen."""
-    accelerator = Accelerator(cpu=True)
     config = TextOptions(model_name_or_path="base", output_dir=str(tmp_path))
     model = half_frozen()
     accelerator.prepare(model, make_optimizer(model, config))
     saver = Saver(accelerator, config, PLAN)
     saver.in_background = getattr(request, "param", True)
-    try:
-        saver.save(Progress(step=2), {})
-        saver.finish()
-        yield resuming.path_of(tmp_path, 2)
-    finally:
-        saver.close()
-        accelerator.free_memory()
+    saver.save(Progress(step=2), {})
+    saver.finish()
+    yield resuming.path_of(tmp_path, 2)
+    saver.close()
 
 
 def change(checkpoint, **tensors):

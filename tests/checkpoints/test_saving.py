@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
 
@@ -23,9 +22,8 @@ PLAN = Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1)
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(accelerator, tmp_path):
     """A model that is trained in this process, and its saver."""
-    accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     config = Options(output_dir=str(tmp_path / "out"), checkpointing_steps="2", save_total_limit=2, failed_saves="end")
     (tmp_path / "out").mkdir()
@@ -47,7 +45,6 @@ def run(tmp_path):
     run.step = step
     yield run
     run.saver.close()
-    accelerator.free_memory()
 
 
 @pytest.fixture(params=["in the background", "while the training waits"])

@@ -4,9 +4,6 @@ import pytest
 import runs
 import torch
 
-from shared.config import options
-from shared.errors import UserError
-
 RECIPE = runs.ROOT / "docs/examples/diabetes.py"
 MOST_LINES = 80  # of code
 
@@ -38,9 +35,3 @@ def test_a_run_on_two_processes_and_a_resumed_run_have_the_same_weights(finished
 def test_the_model_learns(finished):
     scores = [line["eval_r2"] for line in runs.metrics(finished["one"]) if "eval_r2" in line]
     assert scores[-1] > 0.3
-
-
-@pytest.mark.parametrize("flag", ["--train_file", "--dataset_name", "--revision"])
-def test_a_data_flag_that_the_recipe_does_not_read_is_unknown(flag):
-    with pytest.raises(UserError, match=f"^unknown flag {flag}: "):
-        options.parse(runs.load(RECIPE).Config, [flag, "/nonexistent.csv"])

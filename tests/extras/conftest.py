@@ -1,17 +1,9 @@
 """Fixtures of the tests of extras."""
 
 import pytest
-from accelerate import Accelerator
 from logging_run import LoggingRun
 
 from shared.extras.time_report import TimeReport
-
-
-@pytest.fixture
-def accelerator():
-    accelerator = Accelerator(cpu=True)
-    yield accelerator
-    accelerator.trackers.clear()
 
 
 @pytest.fixture

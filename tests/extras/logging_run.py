@@ -14,10 +14,9 @@ class LoggingRun(SimpleNamespace):
         cut_metrics(folder / "metrics.jsonl", step)
         config = ExtraOptions(output_dir=str(folder), **settings)
         progress = SimpleNamespace(run_id=run_id, step=step)
-        self.trackers = Trackers()
-        super().__init__(accelerator=accelerator, config=config, progress=progress, hooks=[*hooks, self.trackers])
+        super().__init__(accelerator=accelerator, config=config, progress=progress, hooks=[*hooks, Trackers()], card={})
         for hook in self.hooks:
-            hook.begun(self)
+            hook.loaded(self)
         self.recorder = Log(accelerator, folder, step, 1000)
 
     def log(self, step, values):

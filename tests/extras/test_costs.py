@@ -1,8 +1,8 @@
 """The time of a step is split into parts; measuring them does not make the host wait for the device."""
 
+import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from monitored_steps import LENGTHS, WENT_WELL, Slow, monitor, plan, rows, run_step, timed_steps
@@ -48,14 +48,6 @@ def test_the_rates_exclude_evaluation_and_checkpoints(accelerator, clock):
     assert "evaluation_seconds" not in watch.summary(50.0)
 
 
-def test_an_evaluation_of_the_same_model_adds_no_positions(accelerator, clock):
-    watch = timed_steps(accelerator, clock)
-    before = watch.hooks[1].passes.positions
-    model = Slow(clock).eval()
-    watch.hooks[1].passes._begin(model, (torch.zeros(9, 9),), {})
-    assert watch.hooks[1].passes.positions == before
-
-
 def test_padding_is_the_share_of_empty_positions_and_mfu_counts_real_tokens_only(accelerator, clock):
     figures = timed_steps(accelerator, clock).read()
     pieces = [piece for step in range(2) for piece in plan(micro_batches=2).micro_batches(step)]
@@ -84,26 +76,9 @@ def test_a_resumed_run_reports_the_times_of_its_own_steps_only(accelerator, cloc
     later = take(again, range(10)).read()
     assert later["step_seconds"] == pytest.approx(0.1)
     assert "timed_steps" not in later
-
-
-def test_the_first_reading_in_a_new_folder_counts_only_the_steps_after_the_resume(accelerator, clock):
-    """The checkpoint is from logging step 500: the new metrics.jsonl begins with step 510, after ten steps."""
-    again = monitor(accelerator, state=monitor(accelerator).state())
-    for step in range(10):
-        run_step(again, plan().micro_batches(step))
-        clock[0] += 0.1
-    assert sum(seconds_by_part([{"step": 510, **again.read()}]).values()) == pytest.approx(1)
-
-
-def test_the_slowest_process_is_named_when_it_is_more_than_a_tenth_behind():
-    assert "slowest_process" not in costs(rows(forward_backward=[1.0, 1.29, 1.0]))  # 3.29 against 3
-    figures = costs(rows(forward_backward=[1.0, 1.6, 1.0]))
-    assert figures["slowest_process"] == 1
-    assert figures["slowest_process_behind"] == pytest.approx(0.2)
-
-
-def test_a_process_that_waits_for_others_is_not_named_as_slow():
-    assert "slowest_process" not in costs(rows(communication=[0.0, 9.0, 0.0]))
+    # In a new folder, the first line after a checkpoint of logging step 500 is that of step 510.
+    first = take(monitor(accelerator, state=monitor(accelerator).state()), range(10)).read()
+    assert sum(seconds_by_part([{"step": 510, **first}]).values()) == pytest.approx(1)
 
 
 def test_memory_is_the_maximum_over_processes_and_shares_are_means():
@@ -113,42 +88,53 @@ def test_memory_is_the_maximum_over_processes_and_shares_are_means():
     assert figures["gpu_utilization"] == pytest.approx(0.6)
 
 
-def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monkeypatch):
-    """The stand-in for CUDA events has its own clock, in milliseconds, and can be read only after a wait."""
+def test_a_process_that_works_more_than_a_tenth_longer_is_named_and_one_that_waits_is_not():
+    assert "slowest_process" not in costs(rows(communication=[0.0, 9.0, 0.0]))
+    assert "slowest_process" not in costs(rows(forward_backward=[1.0, 1.29, 1.0]))  # 3.29 against 3
+    figures = costs(rows(forward_backward=[1.0, 1.6, 1.0]))
+    assert figures["slowest_process"] == 1
+    assert figures["slowest_process_behind"] == pytest.approx(0.2)
+
+
+@pytest.fixture
+def event(monkeypatch):
+    """The stand-in for CUDA events, which can be read only after a wait; `times` are those of the events in seconds."""
 
     class Event:
-        made, waits = 0, 0
+        times, waits = itertools.count(), 0
 
         def __init__(self, enable_timing):
             assert enable_timing
-            self.at = None
 
         def record(self):
-            Event.made += 1
-            self.at = Event.made
+            self.at = next(Event.times)
 
         def synchronize(self):
-            Event.waits = Event.waits + 1
+            Event.waits += 1
 
         def elapsed_time(self, later):
             assert Event.waits, "read before the device reached the event"
             return (later.at - self.at) * 1000.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    return Event
+
+
+def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monkeypatch, event):
     monkeypatch.setattr(extras_costs, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
     for steps in (1, 5):
         model = torch.nn.Linear(1, 1)
         watch = monitor(accelerator, waited=lambda: 1e6, model=model)
-        Event.waits = 0
+        event.waits = 0
         for step in range(steps):
             for piece in plan(micro_batches=2).micro_batches(step):
                 model(torch.zeros(len(piece.samples), 1))
                 watch.add(piece, torch.tensor(0.0))
             watch.end_step(WENT_WELL)
-        assert Event.waits == 0
+        assert event.waits == 0
         before = dict(watch.hooks[1].stopwatch.seconds)
         watch.read()
-        assert Event.waits == 2, "one wait for the figures, one for the start of the next ones"
+        assert event.waits == 2, "one wait for the figures, one for the start of the next ones"
         passed = {part: seconds - before[part] for part, seconds in watch.hooks[1].stopwatch.seconds.items()}
         # One event before each pass, one after it, one after the update: each ends the part since the previous event.
         assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
@@ -165,33 +151,15 @@ def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monk
     ],
 )
 def test_a_gpu_that_has_caught_up_with_the_host_at_a_mark_counts_as_host_bound(
-    monkeypatch, recorded, reached, expected
+    monkeypatch, event, recorded, reached, expected
 ):
-    host, device = iter([0.0, 0.0, *recorded]), iter([0.0, *reached])
-
-    class Event:
-        def __init__(self, enable_timing):
-            self.at = next(device)
-
-        def record(self):
-            pass
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, later):
-            return (later.at - self.at) * 1000.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    host, event.times = iter([0.0, 0.0, *recorded]), iter([0.0, *reached])
     monkeypatch.setattr(extras_costs.time, "perf_counter", lambda: next(host))
     stopwatch = Stopwatch(torch.device("cuda"))
     for part in ("forward_backward", "optimizer"):
         stopwatch.mark(part)
     read = stopwatch.read()
-    parts = {name: np.array([read.get(name, 0.0)]) for name in (*extras_costs.PARTS, "watched", "starved")}
-    others = ("flops", "peak_memory", "reserved_memory", "tokens", "positions", "utilization")
-    rows = parts | {name: np.zeros(1) for name in others} | {"seconds": np.ones(1), "peak_flops": np.ones(1)}
-    assert costs(rows).get("host_bound") == expected
+    assert costs(rows(**{name: [read[name]] * 3 for name in ("watched", "starved")})).get("host_bound") == expected
 
 
 def test_a_gpu_that_does_not_report_its_utilization_has_no_such_figure(monkeypatch):

@@ -5,7 +5,7 @@ import math
 import pytest
 from training_line import TRAINING
 
-from shared.extras.curves import draw_curves, find_panels, short_power
+from shared.extras.curves import draw_curves, find_panels
 
 
 def test_a_single_point_and_a_line_at_the_edge_are_fully_visible():
@@ -74,10 +74,3 @@ def test_any_record_can_be_drawn_without_a_warning(lines, tmp_path, capfd, caplo
     assert not "".join(capfd.readouterr())
     assert not caplog.records
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"), [(3e-4, "3e-4"), (2.5e-4, "2.5e-4"), (0.1, "1e-1"), (1e-10, "1e-10"), (0, "0")]
-)
-def test_labels_of_learning_rates_are_short(rate, text):
-    assert short_power(rate) == text

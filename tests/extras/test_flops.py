@@ -66,15 +66,17 @@ def test_recomputed_layers_count_once(accelerator, clock, again):
     model.train()
     with torch.no_grad():
         model(torch.zeros(9, 9))
-    real = 0
+    real = area = 0
     for piece in plan(micro_batches=3).micro_batches(0):
         out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max())))
         out.sum().backward()
         watch.add(piece, out.sum())
-        real += LENGTHS[piece.samples].sum()
+        real, area = real + LENGTHS[piece.samples].sum(), area + out[..., 0].numel()
     watch.end_step(WENT_WELL)
     clock[0] += 2
-    assert watch.read()["mfu"] == pytest.approx(3 * 2 * (3 * 5 + 2 * 5 * 7) * real / 2 / 1e12)
+    figures = watch.read()
+    assert figures["mfu"] == pytest.approx(3 * 2 * (3 * 5 + 2 * 5 * 7) * real / 2 / 1e12)
+    assert figures["padding"] == pytest.approx(1 - real / area)
 
 
 def test_a_slow_device_multiplies_only_once_to_measure_its_peak(monkeypatch):

@@ -1,12 +1,6 @@
 """A Hub that cannot be reached is an early one-line error; local and cached models need no network."""
 
-import os
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -16,7 +10,7 @@ from shared.extras import hub
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxy(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -24,20 +18,20 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stand_in() -> Iterator[str]:
+def stand_in():
     """The address of a server that accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
-def closed() -> str:
+def closed():
     """An address without a server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def cache_model(cache: Path, name: str) -> None:
+def cache_model(cache, name):
     """Write the files that the Hub's client leaves after fetching config.json of the model `name`."""
     repository = cache / ("models--" + name.replace("/", "--"))
     (repository / "refs").mkdir(parents=True)
@@ -54,22 +48,6 @@ def test_the_error_for_a_closed_port_names_flag_value_host_and_remedy(monkeypatc
     assert message.startswith("--dataset_name a/b is not on this machine and there is no network to 127.0.0.1:")
     assert message.endswith(": leave out --dataset_name for the embedded data")
     assert "\n" not in message
-
-
-def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
-    released = threading.Event()
-
-    def hang(*_args, **_kwargs):
-        released.wait(30)
-        return socket.socket()
-
-    monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.05)
-    monkeypatch.setattr(socket, "create_connection", hang)
-    try:
-        with pytest.raises(UserError, match=r"no answer in 0\.05 s"):
-            hub.require_hub("--dataset_name", "a/b")
-    finally:
-        released.set()
 
 
 def test_the_proxy_is_checked_if_one_is_set(monkeypatch, stand_in, closed):
@@ -89,20 +67,6 @@ def test_offline_mode_is_respected_without_a_connection(monkeypatch, stand_in):
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         hub.require_hub("--dataset_name", "a/b")
-
-
-def test_the_environment_sets_the_endpoint(closed):
-    program = "from shared.extras.hub import require_model; require_model('someone/model')"
-    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and "OFFLINE" not in k}
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment | {"HF_ENDPOINT": closed},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert f"no network to {closed.removeprefix('http://')}" in ran.stderr
 
 
 def test_a_local_model_needs_no_hub(monkeypatch, tmp_path, closed):
@@ -140,10 +104,3 @@ def test_a_cached_model_is_loaded_from_local_files_only_without_a_network(monkey
         hub.require_model("someone/model", "another-branch")
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     assert hub.require_model("someone/model") is False
-
-
-def test_a_model_that_is_not_on_this_machine_is_refused_without_a_network(monkeypatch, tmp_path, closed):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "ENDPOINT", closed)
-    with pytest.raises(UserError, match=r"--model_name_or_path someone/model is not on this machine .*local folder"):
-        hub.require_model("someone/model")

@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from shared.extras.time_report import NAMES, advice, breakdown, percentages, seconds_by_part
+from shared.extras.time_report import breakdown, seconds_by_part
 
 LINE = {"step_seconds": 0.5, "data_wait": 0.1, "forward_backward": 0.6, "communication": 0.2, "optimizer": 0.04}
 
@@ -73,41 +71,21 @@ def test_a_slow_process_is_named_with_the_number_of_readings_it_was_behind():
     assert "process 2 was over 10 % behind the others in 2 of 3 readings" in breakdown([*lines, {"step": 3, **LINE}])
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda values: sum(values) > 0.01))
-def test_whole_percents_add_up_to_a_hundred(values):
-    whole = percentages({str(i): value for i, value in enumerate(values)})
-    assert sum(whole.values()) == 100
-    assert all(abs(whole[str(i)] - 100 * value / sum(values)) < 1 + 1e-6 for i, value in enumerate(values))
-
-
 @pytest.mark.parametrize(
-    ("part", "flags"),
+    ("large", "settings", "flags"),
     [
-        ("data_wait", ["--dataloader_num_workers"]),
-        ("communication", ["--global_batch_size", "--gradient_compression bf16"]),
-        *((part, []) for part in ("forward_backward", "optimizer", "evaluation", "checkpoint", "rest")),
+        ("data_wait", {}, ["--dataloader_num_workers"]),
+        ("communication", {}, ["--global_batch_size", "--gradient_compression bf16"]),
+        ("communication", {"compressed": True}, ["--global_batch_size"]),  # what is on is not advised
+        ("padding", {"unpacked": True}, ["--packing", "--global_batch_size"]),  # first what keeps the steps
+        ("padding", {}, ["--global_batch_size"]),
+        *((part, {"unpacked": True}, []) for part in ("forward_backward", "optimizer", "rest", "none")),
     ],
 )
-def test_a_large_share_gives_advice_only_where_a_flag_is_right_for_every_recipe(part, flags):
-    shares = dict.fromkeys(NAMES, 0.0)
-    assert advice(shares, 0.0, compressed=False, unpacked=True) == []
-    given = " ".join(advice(shares | {part: 0.9}, 0.0, compressed=False, unpacked=True))
-    assert re.findall(r"--\w+(?: bf16)?", given) == flags
-
-
-@pytest.mark.parametrize(
-    ("figures", "settings", "flags"),
-    [
-        ({"communication": 0.9}, {}, ["--global_batch_size", "--gradient_compression"]),
-        ({"communication": 0.9}, {"compressed": True}, ["--global_batch_size"]),  # what is on is not advised
-        ({"padding": 0.4}, {"unpacked": True}, ["--packing", "--global_batch_size"]),  # first what keeps the steps
-        ({"padding": 0.4}, {}, ["--global_batch_size"]),
-    ],
-)
-def test_the_advice_depends_on_the_settings(figures, settings, flags):
-    *_, said = breakdown([{"step": 200, **LINE, **figures}], **settings).splitlines()
-    assert said.startswith("  advice: ")
-    assert re.findall(r"--\w+", said) == flags
+def test_a_large_share_gives_advice_only_where_a_flag_that_is_not_set_can_lower_it(large, settings, flags):
+    figures = dict.fromkeys(LINE, 0.0) | {"step_seconds": 1.0, large: 0.9}
+    said = breakdown([{"step": 200, **figures}], **settings).partition("advice: ")[2]
+    assert re.findall(r"--\w+(?: bf16)?", said) == flags
 
 
 @pytest.mark.parametrize(("step", "advised"), [(119, False), (120, True)])

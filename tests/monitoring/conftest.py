@@ -1,14 +1,8 @@
 """Fixtures of the monitoring tests."""
 
 import pytest
-from accelerate import Accelerator
 
 from shared.monitoring.log import Log, cut_metrics
-
-
-@pytest.fixture
-def accelerator():
-    return Accelerator(cpu=True)
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
 """The evaluation counts each sample once on any number of processes."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,15 +21,15 @@ from shared.plan.batches import MicroBatch
 class World:
     """Processes simulated by threads: `reduce` gives each the sum of the tensors that all bring to the same call."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size, self.brought = size, {}
         self.barrier = threading.Barrier(size, timeout=10)
 
-    def accelerator(self, rank: int) -> Any:
+    def accelerator(self, rank):
         """What a process sees."""
         calls = iter(range(100))
 
-        def reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+        def reduce(tensor, reduction):
             assert reduction == "sum"
             self.brought[call := next(calls), rank] = tensor
             self.barrier.wait()
@@ -48,10 +44,10 @@ class World:
             unwrap_model=lambda model: model,
         )
 
-    def run(self, process: Callable[[int, Any], Any]) -> list[Any]:
+    def run(self, process):
         """What `process` returns or raises on each process, called with its rank and accelerator."""
 
-        def outcome(rank: int) -> Any:
+        def outcome(rank):
             try:
                 return process(rank, self.accelerator(rank))
             except AssertionError as error:
@@ -61,10 +57,10 @@ class World:
             return list(pool.map(outcome, range(self.size)))
 
 
-def gathered_from(shares: list[list[int]], rows: torch.Tensor, total: int) -> list[Any]:
+def gathered_from(shares, rows, total):
     """What `gather_rows` returns or raises on each process, when process i has the samples shares[i]."""
 
-    def process(rank: int, accelerator: Any) -> torch.Tensor:
+    def process(rank, accelerator):
         indices = np.array(shares[rank], dtype=np.int64)
         return evaluation.gather_rows(accelerator, indices, rows[indices], total)
 
@@ -72,7 +68,7 @@ def gathered_from(shares: list[list[int]], rows: torch.Tensor, total: int) -> li
 
 
 @st.composite
-def divided(draw: st.DrawFn, most: int = 40) -> tuple[int, list[list[int]]]:
+def divided(draw, most=40):
     """A number of samples, and the samples of each process in their order; a process may have none."""
     total, world = draw(st.integers(1, most)), draw(st.integers(1, 4))
     owners = draw(st.lists(st.integers(0, world - 1), min_size=total, max_size=total))
@@ -86,9 +82,7 @@ def divided(draw: st.DrawFn, most: int = 40) -> tuple[int, list[list[int]]]:
     st.sampled_from([torch.float32, torch.float64, torch.int64]),
     st.sampled_from([(), (1,), (3,), (2, 2)]),
 )
-def test_gathered_rows_are_exact_and_in_dataset_order_on_every_process(
-    division: tuple[int, list[list[int]]], dtype: torch.dtype, trailing: tuple[int, ...]
-) -> None:
+def test_gathered_rows_are_exact_and_in_dataset_order_on_every_process(division, dtype, trailing):
     total, shares = division
     rows = (torch.randn(total, *trailing, dtype=torch.float64) * 1e6).to(dtype)
     for gathered in gathered_from(shares, rows, total):
@@ -98,9 +92,7 @@ def test_gathered_rows_are_exact_and_in_dataset_order_on_every_process(
 
 @settings(max_examples=40, deadline=None)
 @given(divided(), st.data())
-def test_a_sample_evaluated_twice_or_never_is_an_error_on_every_process(
-    division: tuple[int, list[list[int]]], data: st.DataObject
-) -> None:
+def test_a_sample_evaluated_twice_or_never_is_an_error_on_every_process(division, data):
     total, shares = division
     sample = data.draw(st.integers(0, total - 1))
     if data.draw(st.booleans()):
@@ -114,43 +106,19 @@ def test_a_sample_evaluated_twice_or_never_is_an_error_on_every_process(
         assert str(outcome) == f"sample {sample} of {total} was evaluated {times} times, not once"
 
 
-def test_a_loss_that_is_not_finite_keeps_its_place() -> None:
+def test_a_loss_that_is_not_finite_keeps_its_place():
     rows = torch.tensor([1.0, torch.nan, torch.inf, 2.0])
     for gathered in gathered_from([[0, 1], [3, 2]], rows, 4):
         torch.testing.assert_close(gathered, rows, equal_nan=True, rtol=0, atol=0)
 
 
-def test_rows_in_a_type_whose_sum_rounds_are_refused() -> None:
+def test_rows_in_a_type_whose_sum_rounds_are_refused():
     with pytest.raises(AssertionError, match="bfloat16"):
         evaluation.gather_rows(World(1).accelerator(0), np.arange(2), torch.ones(2, dtype=torch.bfloat16), 2)
 
 
-def rows_of(total: int) -> torch.Tensor:
-    """int64 [total, 2]."""
-    return torch.from_numpy(np.random.default_rng(total).integers(0, 3, (total, 2)))
-
-
-def gathered_of_all_sizes(accelerator: Any, _: Path) -> list[list[list[int]]]:
-    """The rows of data sets of 1 to 13 samples, which the processes evaluate two at a time."""
-    found = []
-    for total in range(1, 14):
-        batches = np.split(np.random.default_rng(0).permutation(total), range(2, total, 2))
-        mine = batches[accelerator.process_index :: accelerator.num_processes]
-        indices = np.concatenate([np.empty(0, np.int64), *mine])
-        found.append(evaluation.gather_rows(accelerator, indices, rows_of(total)[indices], total).tolist())
-    return found
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_the_processes_of_a_real_group_get_all_rows_of_data_of_every_size(processes: int, tmp_path: Path) -> None:
-    expected = [rows_of(total).tolist() for total in range(1, 14)]
-    assert runs.in_group(gathered_of_all_sizes, processes, tmp_path) == [expected] * processes
-
-
 @pytest.mark.parametrize("world", [1, 3])
-def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_dataset_order(
-    world: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_dataset_order(world, monkeypatch):
     monkeypatch.setattr(evaluation, "NUMBERS_AT_ONCE", 4 * 3)  # four samples with probabilities, six without
     total = 10
     metrics = TaskMetrics(num_labels=3, asked=("roc_auc",))
@@ -158,13 +126,13 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
     shares = np.array_split(np.random.default_rng(0).permutation(total - 1), world)
     shares[-1] = np.append(shares[-1], total - 1)
 
-    def process(rank: int, accelerator: Any) -> Any:
+    def process(rank, accelerator):
         batches = [  # a repeat that is not counted changes nothing
             (MicroBatch(0, 0, shares[rank], shares[rank], total, counted), logits[shares[rank]])
             for counted in (True, False)
         ]
 
-        def predict(_: Any, __: MicroBatch, mine: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def predict(_, __, mine):
             return mine.argmax(1), mine[:, 0], mine
 
         return evaluation.collect(accelerator, nn.Identity(), batches, predict, (total,), metrics)
@@ -186,11 +154,11 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
         *[("loss", False), ("eval_loss", False), ("mean_squared_error", False), ("mse", False), ("perplexity", False)],
     ],
 )
-def test_losses_and_errors_are_better_when_lower(name: str, greater: bool) -> None:
+def test_losses_and_errors_are_better_when_lower(name, greater):
     assert evaluation.greater_is_better(name) is greater
 
 
-def test_a_score_that_the_validation_data_leave_undefined_cannot_choose_the_best_model() -> None:
+def test_a_score_that_the_validation_data_leave_undefined_cannot_choose_the_best_model():
     computed = evaluation.ScoreNames(("accuracy", "roc_auc"), {"roc_auc": "there is one class"})
     assert evaluation.best_by(Options(), computed).name == "eval_accuracy"
     assert not evaluation.best_by(Options(metric_for_best_model="loss"), computed).greater_is_better

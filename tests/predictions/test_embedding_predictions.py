@@ -200,7 +200,7 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
 
 def mine(*words):
     """Call `python -m shared.mine_negatives` with these words."""
-    predict.predict(mine_negatives.parse_mining([str(word) for word in words]))
+    predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)
 
 
 def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit_and_can_be_trained_on(

@@ -29,7 +29,7 @@ from shared.predictions.request import SAMPLES, Request, parse
 from shared.predictions.tables import predict_table
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
-from shared.processes import rules, starting
+from shared.processes import starting
 from shared.run.command import ran_out, run
 from shared.run.resume import refuse_changed_data
 
@@ -49,11 +49,6 @@ def predict(request: Request, how: Predict | None = None) -> dict[str, float]:
     Raises:
         UserError: the input, the model or the launch cannot be used.
     """
-    if rules.uses_fsdp(os.environ):
-        raise UserError(
-            "distributed_type FSDP: predictions need the whole model on each device: use "
-            "accelerate_configs/multi_gpu.yaml"
-        )
     if request.config.runtime:
         request = request.as_onnx("pooling")
     with starting.freed_after(request.config.output_dir):

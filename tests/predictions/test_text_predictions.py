@@ -188,17 +188,14 @@ def inputs(alone, texts, tmp_path_factory):
     for name, architecture in (("mlm", "BertForMaskedLM"), ("bare", "BertModel")):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": "bert"}))
-    own = folder / "own"
-    (own / "model").mkdir(parents=True)
     return folder
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["missing_run", "labels.csv"], "no such folder"),
-        (["unfinished", "labels.csv"], "unfinished has no model/"),
-        (["own", "labels.csv"], "model has no config.json and no model.safetensors"),
+        (["missing_run", "labels.csv"], "missing_run has no config.json and no model.safetensors: give the folder of a"),
+        (["unfinished", "labels.csv"], "unfinished/model has no config.json"),
         (["mlm", "labels.csv"], "mlm.py has no function predict_batch"),
         (["bare", "labels.csv"], "is a BertModel, which no recipe of this project trains"),
         (["RUN", "empty.csv"], "empty.csv: Empty CSV file"),

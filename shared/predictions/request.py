@@ -190,7 +190,7 @@ def model_folder(folder: Path) -> Path:
     """
     model = folder / "model" if (folder / "model").is_dir() or (folder / "config.yaml").is_file() else folder
     if not ((model / "config.json").is_file() or (model / WEIGHTS).is_file()):
-        raise UserError(f"{model} has no config.json and no {WEIGHTS}: give the folder of a finished run, or of a model")
+        raise UserError(f"{model} has no config.json and no {WEIGHTS}: give the folder of a finished run or of a model")
     return model
 
 

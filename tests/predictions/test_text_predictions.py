@@ -194,7 +194,7 @@ def inputs(alone, texts, tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["missing_run", "labels.csv"], "missing_run has no config.json and no model.safetensors: give the folder of a"),
+        (["missing_run", "labels.csv"], "missing_run has no config.json and no model.safetensors: give the folder"),
         (["unfinished", "labels.csv"], "unfinished/model has no config.json"),
         (["mlm", "labels.csv"], "mlm.py has no function predict_batch"),
         (["bare", "labels.csv"], "is a BertModel, which no recipe of this project trains"),

@@ -37,6 +37,7 @@ def test_metric_name_replaces_the_defaults_and_float32_predictions_are_not_round
 
 
 def test_metrics_of_images_use_the_most_likely_class_and_the_probabilities() -> None:
+    assert resolve("image_classification", classes=5).names == ("accuracy", "macro_f1")
     metrics = resolve("image_classification", "recall_of_class", "roc_auc", "top_5_accuracy", classes=6, **POSITIVE_B)
     true, scores = np.array([0, 1, 2, 3, 4, 5]), np.eye(6, dtype=np.float32)
     ranked = np.array([[0, 1, 2, 3, 4], [2, 1, 0, 3, 4], [2, 0, 1, 3, 4], [3, 0, 1, 2, 4], [4, 0, 1, 2, 3]])
@@ -56,6 +57,10 @@ POSITIVE_B = {"positive_label": "b"}
             {"classes": 3},
             "--metric_name f1_of_class needs --positive_label, the class to compute it fo",
         ),
+        (["pearson"], {}, "pearson does not fit classification with 2 labels: use one of accuracy, macro_f1"),
+        (["acuracy"], {}, "--metric_name acuracy is not one of accuracy, macro_f1, matthews_correlation"),
+        (["someone/metric"], {}, "add --trust_remote_code"),
+        (["missing.py"], {}, "nor a .py file or a folder NAME with NAME.py here"),
         (["f1_of_class"], {"kind": "multi_label"}, "needs --positive_label, the class to compute it for: a, b"),
         (["f1_of_class"], {"positive_label": "x"}, "--positive_label x is not a class of the data: use one of a, b"),
         (["accuracy"], POSITIVE_B, "--positive_label b has no effect: no metric of --metric_name accuracy needs it"),
@@ -76,11 +81,6 @@ def test_metrics_that_do_not_fit_the_task_or_the_flags_are_refused(
 
 NO_AUC = "roc_auc cannot be computed (NaN): each row of the validation data has the same"
 LEFT_OUT = "roc_auc is the mean over 2 of 3 classes: the others are in none or all rows of the validation data (c)"
-
-
-def test_top_5_accuracy_needs_more_than_five_classes() -> None:
-    assert resolve("image_classification", classes=5).names == ("accuracy", "macro_f1")
-    assert resolve("image_classification", classes=6).names == ("accuracy", "top_5_accuracy", "macro_f1")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import runs
 import torch
 from predicting import predict_file, read_csv, read_jsonl, without_packing, write_csv, write_jsonl
 from runs import refusal
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from shared import mine_negatives, predict
@@ -123,24 +121,6 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
         assert vectors(output, "anchor") == pytest.approx(library.encode_query(given), abs=1e-5)
 
 
-@pytest.mark.parametrize("trained", ["static"], indirect=True)
-def test_the_vectors_of_a_static_model_are_the_means_of_the_vectors_of_the_tokens(trained, pairs, tmp_path):
-    """StaticEmbedding of sentence-transformers does the same with the two files."""
-    folder = trained[0] / "model"
-    given = [row["positive"] for row in read_csv(pairs[1])]
-    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    vocabulary.no_padding()
-    ids = [found.ids for found in vocabulary.encode_batch(given, add_special_tokens=False)]
-    assert len({*map(len, ids)}) > 1
-    assert max(map(len, ids)) == 48, "the test needs a text that is cut off"
-    rows = load_file(folder / "model.safetensors")["embedding.weight"]
-    expected = F.normalize(torch.stack([rows[each].mean(0) for each in ids]), dim=1)
-    for place, own in ((trained[0], []), (folder, ["--prompts", "find: ", ""])):
-        output = tmp_path / f"{place.name}.parquet"
-        predict_file(place, pairs[1], "--predictions_file", output, *own)
-        assert vectors(output, "positive") == pytest.approx(expected.numpy(), abs=1e-6)
-
-
 def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     files = []
     for file in pairs:
@@ -162,11 +142,8 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
-    texts = [row["positive"] for row in read_csv(pairs[0])]
-    own = read_csv(pairs[1])
-    corpus = tmp_path / "corpus.jsonl"  # texts of training, and some positives that must not count twice
-    texts = [*texts, *(row["positive"] for row in own[:9])]
-    write_jsonl(corpus, [{"positive": text} for text in texts])
+    texts = [row["positive"] for row in (*read_csv(pairs[0]), *read_csv(pairs[1])[:9])]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"positive": text} for text in texts])
     run = tmp_path / "run"
     flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--corpus_file", corpus]
     reported = runs.train("embeddings", run, *flags)
@@ -175,21 +152,6 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     assert of_file["eval_mrr_at_10"] > reported["eval_mrr_at_10"]  # belongs to the data of the run
     flags = ["--corpus_file", corpus, "--predictions_file", tmp_path / "both.parquet"]
     assert predict_file(run, pairs[1], *flags) == pytest.approx(reported, rel=1e-4)
-    predict_file(run, corpus, "--predictions_file", tmp_path / "corpus.parquet")
-
-    anchors, positives = (vectors(tmp_path / "own.parquet", name) for name in ("anchor", "positive"))
-    candidates = np.concatenate([positives, vectors(tmp_path / "corpus.parquet", "positive")])
-    equal = candidates @ candidates.T > 1 - 1e-6
-    kept = equal.argmax(1) == np.arange(len(candidates))  # each text once
-    found = []
-    for i in range(len(own)):
-        same = [j for j in range(len(own)) if anchors[i] @ anchors[j] > 1 - 1e-6]
-        if same[0] == i:
-            scores, fits = candidates @ anchors[i], equal[same].any(0)
-            ranks = [1 + np.count_nonzero(kept & (scores > scores[j])) for j in np.flatnonzero(fits & kept)]
-            found.append(1 / min(ranks) if min(ranks) <= 10 else 0)
-    assert reported["eval_mrr_at_10"] == pytest.approx(np.mean(found), rel=1e-4)
-
     corpus.write_text('{"positive": "another text"}\n')
     assert "no longer those of the run" in refusal(
         predict_file, run, "--predictions_file", tmp_path / "changed.parquet"

@@ -27,7 +27,7 @@ import torch
 from torch import distributed as dist
 
 from shared.config import options
-from shared.errors import UserError, first_line
+from shared.errors import UserError, aligned, first_line
 from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
 from shared.processes.agreement import Place
 from shared.run import launch_card
@@ -87,8 +87,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in agreement.versions().items())
         if place.processes > 1:
             rows["all-reduce"] = bandwidth(accelerator)
-    width = max(map(len, rows))
-    accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
+    accelerator.print(aligned(rows))
     if module:
         module.main(dataclasses.replace(config, dry_run=True))
     accelerator.print(f"ready: {place.processes} process{'es' * (place.processes > 1)}")

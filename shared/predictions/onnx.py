@@ -153,11 +153,9 @@ def write_int8(program: Any, file: Path) -> None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence what exporters print about their own work; their errors are exceptions."""
-    before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logging.disable(before)
+        logging.disable(logging.NOTSET)

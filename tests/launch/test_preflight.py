@@ -254,10 +254,3 @@ def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_
     for one in said:
         assert one.count("rror") == 1, one
         assert "Traceback" not in one
-
-
-def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout(tmp_path):
-    alone = runs.in_one_launch(2) | {"LOCAL_WORLD_SIZE": "1"}
-    codes, said = runs.run_forked(1, "shared/preflight.py", ["--timeout", 2], tmp_path, **alone)
-    assert codes == [2]
-    assert "rank 1 did not connect" in said

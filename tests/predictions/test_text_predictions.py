@@ -229,23 +229,17 @@ def test_an_error_is_one_line_and_ends_every_process_with_exit_code_2(alone, inp
     assert printed.splitlines() == [f"error: FILE {inputs / 'missing_file.csv'}: no such file"]
 
 
-def test_rows_without_text_can_be_left_out(alone, tmp_path, capsys):
+def test_rows_without_text_can_be_left_out_and_unknown_labels_ignored(alone, tmp_path, capsys):
     file = tmp_path / "new.csv"
-    file.write_text("text,label\nan event loop,asyncio\n,email\na message with headers,email\n")
-    predict_file(alone, file, "--predictions_file", tmp_path / "out.csv", "--skip_incomplete_rows")
-    assert [row["text"] for row in read_csv(tmp_path / "out.csv")] == ["an event loop", "a message with headers"]
+    file.write_text("text,label\nan event loop,unheard\n,email\na message with headers,email\n")
+    flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.csv"]
+    assert predict_file(alone, file, *flags) == {}
+    found = [(row["text"], row["label"]) for row in read_csv(tmp_path / "out.csv")]
+    assert found == [("an event loop", "unheard"), ("a message with headers", "email")]
     assert "1 of 3 rows" in capsys.readouterr().err
 
 
-def test_labels_that_the_model_does_not_know_can_be_ignored(alone, inputs, tmp_path):
-    assert predict_file(alone, inputs / "labels.csv", "--no_scores", "--predictions_file", tmp_path / "out.csv") == {}
-    (row,) = read_csv(tmp_path / "out.csv")
-    assert row["label"] == "unheard"
-    assert row["prediction"] in ("asyncio", "email", "unittest", "xml")
-
-
 def test_help_lists_the_flags(capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="0"):
         predict.parse(["--help"])
-    assert ended.value.code == 0
     assert "--predictions_file" in capsys.readouterr().out.replace("-file", "_file")

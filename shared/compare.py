@@ -98,7 +98,9 @@ def compare(a: Path, b: Path) -> int:
     for name, run, lines in (("A", a, lines_a), ("B", b, lines_b)):
         processes = dict.fromkeys(str(line.get("processes", "unknown")) for line in lines)
         print(f"{name}  {run}: processes {', then '.join(processes)}")
-    print(f"settings that differ, A | B: {', '.join(differing_settings(a, b)) or 'none'}")
+    of_a, of_b = settings_of((a, b))
+    changed = [f"{name} {of_a.get(name, 'absent')} | {of_b.get(name, 'absent')}" for name in differing((of_a, of_b))]
+    print(f"settings that differ, A | B: {', '.join(changed) or 'none'}")
     print_table([["", "compared", "largest difference", "differs at"], *(quantity.row() for quantity in quantities)])
     found = [(step, quantity) for quantity in quantities if (step := quantity.differs_at()) is not None]
     if found:
@@ -131,17 +133,23 @@ def training_lines(run: Path) -> Lines:
     return lines
 
 
-def differing_settings(a: Path, b: Path) -> list[str]:
-    """The settings that can affect the result and differ between the two config.yaml, as "seed 1 | 2"."""
-    if not ((a / "config.yaml").is_file() and (b / "config.yaml").is_file()):
-        return []
-    settings_a, settings_b = load(a / "config.yaml"), load(b / "config.yaml")
-    ignored = not_in_result(a / "config.yaml", b / "config.yaml")
-    return [
-        f"{name} {settings_a.get(name, 'absent')} | {settings_b.get(name, 'absent')}"
-        for name in {**settings_a, **settings_b}
-        if name not in ignored and settings_a.get(name) != settings_b.get(name)
-    ]
+def settings_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """The settings of each run, without those that affect the result of none.
+
+    Raises:
+        UserError: a folder has no config.yaml.
+    """
+    files = [run / "config.yaml" for run in runs]
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise UserError(f"{missing}: no such file; give the --output_dir of a run")
+    ignored = not_in_result(*files)
+    return [{name: value for name, value in load(file).items() if name not in ignored} for file in files]
+
+
+def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that are not equal in all runs."""
+    names = dict.fromkeys(name for settings in every for name in settings)
+    return [name for name in names if any(settings.get(name) != every[0].get(name) for settings in every)]
 
 
 def compare_values(lines_a: Lines, lines_b: Lines, key: str, rounding: tuple[float, float]) -> Quantity:
@@ -268,27 +276,20 @@ def print_results(runs: Sequence[Path]) -> int:
     """Print a row for each group of runs that differ only in their seed; return the exit code 0.
 
     Raises:
-        UserError: a folder has no config.yaml, or two runs have equal settings and seeds; or see `result_of`.
+        UserError: two runs have equal settings and seeds; or see `settings_of` and `result_of`.
     """
-    for run in runs:
-        if not (run / "config.yaml").is_file():
-            raise UserError(f"{run}: the folder has no config.yaml; give the --output_dir of a run")
-    ignored = not_in_result(*(run / "config.yaml" for run in runs))
     groups: dict[str, tuple[dict[str, Any], dict[Any, dict[str, float]]]] = {}  # settings, and results by seed
-    for run in runs:
-        settings = {name: value for name, value in load(run / "config.yaml").items() if name not in ignored}
+    for run, settings in zip(runs, settings_of(runs), strict=True):
         seed = settings.pop("seed")
         _, results = groups.setdefault(repr(sorted(settings.items())), (settings, {}))
         if seed in results:
             raise UserError(f"{run} and another run have the same settings and the same seed; give one of them")
         results[seed] = result_of(run, settings)
-    every = [settings for settings, _ in groups.values()]
-    names = dict.fromkeys(name for settings in every for name in settings)
-    differing = [name for name in names if any(settings.get(name) != every[0].get(name) for settings in every)]
+    names = differing([settings for settings, _ in groups.values()])
     scores = [*dict.fromkeys(name for _, found in groups.values() for result in found.values() for name in result)]
-    table = [[*differing, "runs", "seeds", *scores]]
+    table = [[*names, "runs", "seeds", *scores]]
     for settings, found in groups.values():
-        row = [*(shown(settings.get(name)) for name in differing), str(len(found)), " ".join(map(str, found))]
+        row = [*(shown(settings.get(name)) for name in names), str(len(found)), " ".join(map(str, found))]
         spreads = (mean_and_spread([result[name] for result in found.values() if name in result]) for name in scores)
         table.append([*row, *spreads])
     print_table(table)

@@ -57,7 +57,7 @@ def test_the_result_is_that_of_the_best_model_if_the_run_exports_it(make_run, ca
     [
         ({"seed": 0}, "have the same settings and the same seed"),
         ({"seed": 1, "finished": False}, "is not finished"),
-        (None, "none: the folder has no config.yaml; give the --output_dir of a run"),
+        (None, "none/config.yaml: no such file; give the --output_dir of a run"),
     ],
 )
 def test_runs_without_comparable_results_are_one_line_and_exit_code_2(make_run, capsys, second, expected):

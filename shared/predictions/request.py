@@ -19,6 +19,7 @@ from shared.contrastive.models import MODULES_FILE, POOLINGS, shown, stored_sett
 from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
+from shared.options.data_options import DataOptions
 from shared.run.command import load_recipe
 from shared.run.export import WEIGHTS
 from shared.run.resume import data_of
@@ -43,11 +44,7 @@ OF_RUN = (
     *("image_column_name", "label_column_name", "deterministic", "metric_name", "positive_label"),
     *("trust_remote_code", "csv_delimiter"),
 )
-OF_DATA = (
-    *("dataset_name", "dataset_config_name", "train_split_name", "validation_split_name", "train_file"),
-    *("validation_file", "train_dir", "validation_dir", "validation_split_percentage", "seed"),
-    *("skip_incomplete_rows", "skip_corrupt_images", "max_train_samples", "max_eval_samples"),
-)
+OF_DATA = (*DataOptions.__annotations__, "train_dir", "validation_dir", "skip_corrupt_images", "seed")
 NOT_KEPT = {"sync_batchnorm", TOKENS}  # batch norm uses its running averages
 SAMPLES = "per_device_eval_batch_size"
 USUAL_TOKENS, USUAL_SAMPLES = 4096, 64  # in a forward pass of a model without a run

@@ -56,19 +56,6 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert of_file == pytest.approx(reported, rel=1e-5)
 
 
-def test_the_exported_folder_names_pooling_length_and_prompts(trained):
-    folder = trained[0] / "model"
-    modules = json.loads((folder / "modules.json").read_text())
-    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
-    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
-    assert (pooling["pooling_mode_mean_tokens"], pooling["pooling_mode_cls_token"]) == (True, False)
-    assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
-    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
-    assert settings["prompts"] == {"query": "find: ", "document": ""}
-    assert settings["default_prompt_name"] is None
-    assert "SentenceTransformer" in (folder / "README.md").read_text()
-
-
 def test_without_packing_the_scores_are_the_same(trained, tmp_path):
     run, reported = trained
     assert without_packing(run, tmp_path / "run") == pytest.approx(reported, rel=1e-4)

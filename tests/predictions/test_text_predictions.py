@@ -20,12 +20,6 @@ from shared.predictions import parts
 MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
 
 
-@pytest.fixture(scope="module")
-def rows(texts):
-    """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
-    return read_csv(texts[3])
-
-
 def test_the_predictions_are_those_of_the_pipeline_in_the_order_of_the_input(alone, rows, tmp_path):
     from transformers import pipeline
 

@@ -23,18 +23,6 @@ from shared.predictions.onnx import Graph, OnnxModel
 OTHER_SHAPE = 5, 29  # rows and tokens, unlike those of the batch with which a model is exported
 
 
-@pytest.fixture(autouse=True)
-def one_process(one_cpu_process_without_a_picture, launched_by_nobody, monkeypatch):
-    """A process that no launcher started, on a CPU."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # restored after an export has set it
-
-
-@pytest.fixture(scope="module")
-def rows(texts):
-    """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
-    return read_csv(texts[3])
-
-
 def export_model(*words):
     """The figures of `python -m shared.export` with these words."""
     return export.export(export.parse_export([str(word) for word in words]))

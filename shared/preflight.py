@@ -100,7 +100,7 @@ def open_store(place: Place, seconds: float) -> dist.TCPStore:
         UserError: rank 0 cannot open that address, or the others do not reach it; names the likely cause.
         Preempted: another process of this machine was preempted.
     """
-    begun, printed, why, host = time.monotonic(), False, "", socket.gethostname()
+    begun, why, host = time.monotonic(), "", socket.gethostname()
     if place.serves:
         try:
             socket.create_server((place.address, place.port)).close()
@@ -123,7 +123,6 @@ def open_store(place: Place, seconds: float) -> dist.TCPStore:
         if left <= 0:
             raise UserError(why)
         agreement.raise_if_peer_ended()
-        printed = printed or agreement.print_if_long(begun, f"waiting: {why}")
         time.sleep(0.2)
     rest = timedelta(seconds=max(1.0, begun + seconds - time.monotonic()))
     try:

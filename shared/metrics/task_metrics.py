@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,13 @@ def resolve_metrics(config: Options, kind: str, names: Sequence[str], targets: n
         UserError: a metric does not exist, does not fit this kind, or cannot be loaded; its code needs
             --trust_remote_code; or --positive_label is unknown, missing, or without effect.
     """
-    if find_spec("sklearn") is None:
-        raise UserError("metrics need scikit-learn, which is not installed: pip install -r requirements.txt")
-    defaults, others = shipped_names(kind, len(names))
+    defaults, fitting = shipped_names(kind, len(names))
+    one_of = ", ".join(fitting)
     task = kind if kind == "regression" else f"{kind} with {len(names)} labels"
     metrics = TaskMetrics(kind=kind, num_labels=len(names) or 1, asked=config.metric_name or defaults)
     for name in metrics.asked:
         computed: tuple[str, ...] = (name,)
-        if name not in (*defaults, *others):
-            one_of = ", ".join((*defaults, *others))
+        if name not in fitting:
             if name in SHIPPED:
                 raise UserError(f"--metric_name {name} does not fit {task}: use one of {one_of}")
             metrics.foreign[name], computed = load_foreign(name, metrics, task, one_of, config.trust_remote_code)

@@ -20,7 +20,9 @@ STEPS = range(10, 50, 10)
 def make_run(tmp_path, weights):
     """Write a run folder; `change` gets the list of its lines, `moved` is a relative change of its weights."""
 
-    def make(name, change=lambda lines: None, moved=0.0, checkpoints=(20, 40), finished=True, **settings):
+    def make(
+        name, change=lambda lines: None, moved=0.0, checkpoints=(20, 40), finished=True, accuracies=(0.7,), **settings
+    ):
         run, model = tmp_path / name, weights | {"layer.weight": weights["layer.weight"] * (1 + moved)}
         run.mkdir()
         lines = [
@@ -29,7 +31,7 @@ def make_run(tmp_path, weights):
         ]
         change(lines)
         last = lines[-1]["step"]
-        lines.append({"step": last, "eval_accuracy": 0.9, "eval_loss": 0.3})
+        lines += [{"step": last, "eval_loss": 1 - accuracy, "eval_accuracy": accuracy} for accuracy in accuracies]
         if finished:
             lines.append({"step": last, "train_runtime": len(name) * 1.0, "train_samples_per_second": 9.0})
             (run / "model").mkdir()
@@ -215,3 +217,43 @@ def test_the_relative_difference_is_symmetric_and_zero_only_for_equal_numbers(a,
     assert relative(a, b) == relative(b, a)
     assert not math.isnan(relative(a, b))
     assert (relative(a, b) == 0) == (a == b or (math.isnan(a) and math.isnan(b)))
+
+
+# The table of results
+
+
+def table(capsys, *runs):
+    """The exit code, the cells of the table of results, and the error."""
+    code, out, error = compare(capsys, *runs, *["--table"] * (len(runs) == 2))  # three runs need no flag
+    return code, [re.split(r"  +", line) for line in out], error
+
+
+def test_runs_that_differ_only_in_their_seed_share_a_row(make_run, capsys):
+    rate = {"learning_rate": 0.1}
+    runs = [make_run(f"a{seed}", accuracies=(0.5, (8 + seed) / 10), seed=seed, **rate) for seed in range(3)]
+    runs.append(make_run("other", seed=0, learning_rate=0.01))
+    code, rows, _ = table(capsys, *runs)
+    assert code == 0
+    assert rows[0] == ["learning_rate", "runs", "seeds", "eval_loss", "eval_accuracy"]
+    assert rows[1] == ["0.1", "3", "0 1 2", "0.1 ± 0.1", "0.9 ± 0.1"]
+    assert rows[2] == ["0.01", "1", "0", "0.3", "0.7"]
+
+
+def test_the_result_is_that_of_the_best_model_if_the_run_exports_it(make_run, capsys):
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "greater_is_better": None}
+    runs = [make_run(f"a{seed}", accuracies=(0.9, 0.8), seed=seed, **best) for seed in range(2)]
+    assert table(capsys, *runs)[1][1] == ["2", "0 1", "0.1 ± 0", "0.9 ± 0"]
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"seed": 1}, "have the same settings and the same seed"),
+        ({"seed": 2, "finished": False}, "is not finished"),
+        (None, "none/config.yaml: no such file; give the --output_dir of a run"),
+    ],
+)
+def test_runs_without_comparable_results_are_one_line_and_exit_code_2(make_run, capsys, second, expected):
+    code, rows, error = table(capsys, make_run("a"), make_run("b", **second) if second else "none")
+    assert (code, rows, error.count("\n")) == (2, [], 1)
+    assert expected in error

@@ -109,18 +109,18 @@ def positive_class(config: Options, kind: str, names: Sequence[str]) -> int | No
     """
     asked, label = config.metric_name or (), config.positive_label
     of_class = [name for name in asked if name in OF_CLASS]
-    classes = listed(names, 10)
+    if label is None and (not of_class or (len(names) == 2 and kind != "multi_label")):
+        return 1 if of_class else None
     if not of_class:
-        if label is not None:
-            raise UserError(
-                f"--positive_label {label} has no effect: no metric of --metric_name {' '.join(asked)} needs it"
-            )
-        return None
-    if label is None and (len(names) > 2 or kind == "multi_label"):
-        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class to compute it for: {classes}")
-    if label is not None and label not in names:
-        raise UserError(f"--positive_label {label} is not a class of the data: use one of {classes}")
-    return 1 if label is None else list(names).index(label)
+        raise UserError(
+            f"--positive_label {label} has no effect: no metric of --metric_name {' '.join(asked)} needs it"
+        )
+    if label not in names:
+        raise UserError(
+            f"--positive_label {label}: --metric_name {of_class[0]} is about one class of the data: use one of "
+            f"{listed(names, 10)}"
+        )
+    return names.index(label)
 
 
 def describe(metrics: TaskMetrics, names: Sequence[str], targets: np.ndarray) -> None:

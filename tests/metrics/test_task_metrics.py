@@ -52,17 +52,13 @@ POSITIVE_B = {"positive_label": "b"}
 @pytest.mark.parametrize(
     ("names", "settings", "expected"),
     [
-        (
-            ["f1_of_class"],
-            {"classes": 3},
-            "--metric_name f1_of_class needs --positive_label, the class to compute it fo",
-        ),
+        (["f1_of_class"], {"classes": 3}, "--positive_label None: --metric_name f1_of_class is about one class of the"),
         (["pearson"], {}, "pearson does not fit classification with 2 labels: use one of accuracy, macro_f1"),
         (["acuracy"], {}, "--metric_name acuracy is not one of accuracy, macro_f1, matthews_correlation"),
         (["someone/metric"], {}, "add --trust_remote_code"),
         (["missing.py"], {}, "nor a .py file or a folder NAME with NAME.py here"),
-        (["f1_of_class"], {"kind": "multi_label"}, "needs --positive_label, the class to compute it for: a, b"),
-        (["f1_of_class"], {"positive_label": "x"}, "--positive_label x is not a class of the data: use one of a, b"),
+        (["f1_of_class"], {"kind": "multi_label"}, "--positive_label None: --metric_name f1_of_cla"),
+        (["f1_of_class"], {"positive_label": "x"}, "one class of the data: use one of a, b"),
         (["accuracy"], POSITIVE_B, "--positive_label b has no effect: no metric of --metric_name accuracy needs it"),
         (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: accuracy would be computed twice"),
         (["roc_auc"], {"kind": "regression"}, "--metric_name roc_auc does not fit regression: use one of pearson"),

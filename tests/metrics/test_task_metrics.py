@@ -1,9 +1,5 @@
 """The metrics of a task: which ones, of which numbers, and what is refused or noted before training."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +8,6 @@ import runs
 from resolved_metrics import resolve
 
 from shared.metrics.functions import DEFAULTS
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
@@ -102,33 +96,3 @@ def test_metrics_that_the_validation_data_cannot_give_are_noted_before_training(
     assert ("note on --positive_label" in metrics.notes) == lacks_b
     no_auc = {"roc_auc"} if expected == "nan" else set()
     assert set(metrics.undefined) == no_auc | ({"f1_of_class"} if lacks_b else set())
-
-
-FRESH_PROCESS = """
-import sys
-for name in ("evaluate", "datasets", "transformers"):
-    sys.modules[name] = None
-import numpy as np
-from shared.config.options import Options
-from shared.metrics.task_metrics import resolve_metrics
-
-names, targets = ("a", "b"), np.array([0, 1])
-metrics = resolve_metrics(Options(), "classification", names, targets)
-resolve_metrics(Options(metric_name=("micro_f1", "roc_auc")), "multi_label", names, np.eye(2))
-assert "sklearn" not in sys.modules
-print(metrics.compute(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
-"""
-
-
-@pytest.mark.docs  # it starts a process without the modules of the others
-def test_in_a_fresh_process_resolving_imports_nothing_slow_and_shipped_metrics_need_scikit_learn_only() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH_PROCESS],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'accuracy': 0.75" in done.stdout

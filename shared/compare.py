@@ -94,11 +94,13 @@ def compare(a: Path, b: Path) -> int:
     ]
     if not any(quantity.at for quantity in quantities):
         raise UserError(f"{a} and {b}: nothing was logged or saved at the same steps; use the same --logging_steps")
-    quantities += [compare_newest(a, b), *compare_ends(a, b)]
+    quantities += compare_ends(a, b)
     for name, run, lines in (("A", a, lines_a), ("B", b, lines_b)):
         processes = dict.fromkeys(str(line.get("processes", "unknown")) for line in lines)
         print(f"{name}  {run}: processes {', then '.join(processes)}")
-    print(f"settings that differ, A | B: {', '.join(differing_settings(a, b)) or 'none'}")
+    of_a, of_b = settings_of((a, b))
+    changed = [f"{name} {of_a.get(name, 'absent')} | {of_b.get(name, 'absent')}" for name in differing((of_a, of_b))]
+    print(f"settings that differ, A | B: {', '.join(changed) or 'none'}")
     print_table([["", "compared", "largest difference", "differs at"], *(quantity.row() for quantity in quantities)])
     found = [(step, quantity) for quantity in quantities if (step := quantity.differs_at()) is not None]
     if found:
@@ -131,17 +133,23 @@ def training_lines(run: Path) -> Lines:
     return lines
 
 
-def differing_settings(a: Path, b: Path) -> list[str]:
-    """The settings that can affect the result and differ between the two config.yaml, as "seed 1 | 2"."""
-    if not ((a / "config.yaml").is_file() and (b / "config.yaml").is_file()):
-        return []
-    settings_a, settings_b = load(a / "config.yaml"), load(b / "config.yaml")
-    ignored = not_in_result(a / "config.yaml", b / "config.yaml")
-    return [
-        f"{name} {settings_a.get(name, 'absent')} | {settings_b.get(name, 'absent')}"
-        for name in {**settings_a, **settings_b}
-        if name not in ignored and settings_a.get(name) != settings_b.get(name)
-    ]
+def settings_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """The settings of each run, without those that affect the result of none.
+
+    Raises:
+        UserError: a folder has no config.yaml.
+    """
+    files = [run / "config.yaml" for run in runs]
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise UserError(f"{missing}: no such file; give the --output_dir of a run")
+    ignored = not_in_result(*files)
+    return [{name: value for name, value in load(file).items() if name not in ignored} for file in files]
+
+
+def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that are not equal in all runs."""
+    names = dict.fromkeys(name for settings in every for name in settings)
+    return [name for name in names if any(settings.get(name) != every[0].get(name) for settings in every)]
 
 
 def compare_values(lines_a: Lines, lines_b: Lines, key: str, rounding: tuple[float, float]) -> Quantity:
@@ -175,20 +183,6 @@ def relative(a: float | str, b: float | str) -> float:
     return abs(a - b) / max(abs(a), abs(b))
 
 
-def compare_newest(run_a: Path, run_b: Path) -> Quantity:
-    """Whether both runs have the newest checkpoint. Older ones may have been removed, or saved by an interruption.
-
-    It is not compared if a run has no checkpoint at all, as with --checkpointing_steps no.
-    """
-    a, b = complete(run_a), complete(run_b)
-    if not a or not b:
-        return Quantity("newest checkpoint", {})
-    newest = max([*a, *b])
-    difference = 0.0 if newest in a and newest in b else math.inf
-    said = f"{run_b if newest in a else run_a} has none of step {newest}"
-    return Quantity("newest checkpoint", {newest: (difference, said)})
-
-
 def compare_ends(run_a: Path, run_b: Path) -> list[Quantity]:
     """Compare the last steps of the runs, whether they are finished, and at the same step the weights in model/."""
     last = [read_metrics(run / "metrics.jsonl")[-1] for run in (run_a, run_b)]
@@ -200,12 +194,16 @@ def compare_ends(run_a: Path, run_b: Path) -> list[Quantity]:
 
 
 def compare_checkpoints(run_a: Path, run_b: Path) -> list[Quantity]:
-    """Compare all tensors of the checkpoints of the same steps."""
+    """Compare all tensors of the checkpoints that both runs have, and of the newest one, which both must have.
+
+    Older ones may have been removed, or saved by an interruption. A run without any checkpoint has none to compare.
+    """
     a, b = complete(run_a), complete(run_b)
-    return compare_tensors("checkpoints", {step: (a[step], b[step]) for step in sorted(a.keys() & b.keys())})
+    steps = sorted({*(a.keys() & b.keys()), max([*a, *b])}) if a and b else []
+    return compare_tensors("checkpoints", {step: (a.get(step), b.get(step)) for step in steps})
 
 
-def compare_tensors(name: str, folders: Mapping[int, tuple[Path, Path]]) -> list[Quantity]:
+def compare_tensors(name: str, folders: Mapping[int, tuple[Path | None, Path | None]]) -> list[Quantity]:
     """Compare two folders for each step: a quantity for each kind of file, such as model or optimizer."""
     differences: dict[str, dict[int, tuple[float, str]]] = {}
     for step, (a, b) in folders.items():
@@ -218,13 +216,13 @@ def compare_tensors(name: str, folders: Mapping[int, tuple[Path, Path]]) -> list
     ] or [Quantity(name, {})]
 
 
-def parts_of(folder: Path) -> dict[str, dict[str, Path]]:
-    """The tensors of a checkpoint or an exported model: {name of the file, without number: {tensor: file}}.
+def parts_of(folder: Path | None) -> dict[str, dict[str, Path]]:
+    """The tensors of a checkpoint or an exported model, if there is one: {file, without its number: {tensor: file}}.
 
     A model may consist of several files, numbered as model-00001-of-00002.safetensors.
     """
     parts: dict[str, dict[str, Path]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("*.safetensors")) if folder else ():
         with safe_open(file, framework="pt") as opened:
             parts.setdefault(re.sub(r"-\d+(-of-\d+)?$", "", file.stem), {}).update(dict.fromkeys(opened.keys(), file))
     return parts
@@ -238,8 +236,8 @@ def difference_of(tensors_a: Tensors, tensors_b: Tensors) -> tuple[float, str]:
     own, and the largest difference counts. The difference is infinite if names, shapes or types differ or a value is
     not finite.
     """
-    if odd := tensors_a.keys() ^ tensors_b.keys():
-        return math.inf, f"only one has {min(odd)}"
+    if odd := sorted(tensors_a.keys() ^ tensors_b.keys()):
+        return math.inf, f"only {'A' if odd[0] in tensors_a else 'B'} has {odd[0]}"
     squares: dict[str, list[float]] = {}  # of each vector: of the difference, of the values
     worst = (0.0, "no tensor")
     for name in sorted(tensors_a):
@@ -278,42 +276,25 @@ def print_results(runs: Sequence[Path]) -> int:
     """Print a row for each group of runs that differ only in their seed; return the exit code 0.
 
     Raises:
-        UserError: see `groups_of` and `result_of`.
+        UserError: two runs have equal settings and seeds; or see `settings_of` and `result_of`.
     """
-    groups = groups_of(runs)
-    results = [{seed: result_of(run, settings) for seed, (run, settings) in group.items()} for group in groups]
-    settings = [next(iter(group.values()))[1] for group in groups]
-    names = dict.fromkeys(name for each in settings for name in each)
-    differing = [name for name in names if any(each.get(name) != settings[0].get(name) for each in settings)]
-    scores = [*dict.fromkeys(name for group in results for result in group.values() for name in result)]
-    table = [[*differing, "runs", "seeds", *scores]]
-    for each, found in zip(settings, results, strict=True):
-        row = [*(shown(each.get(name)) for name in differing), str(len(found)), " ".join(map(str, found))]
+    groups: dict[str, tuple[dict[str, Any], dict[Any, dict[str, float]]]] = {}  # settings, and results by seed
+    for run, settings in zip(runs, settings_of(runs), strict=True):
+        seed = settings.pop("seed")
+        _, results = groups.setdefault(repr(sorted(settings.items())), (settings, {}))
+        if seed in results:
+            raise UserError(f"{run} and another run have the same settings and the same seed; give one of them")
+        results[seed] = result_of(run, settings)
+    names = differing([settings for settings, _ in groups.values()])
+    scores = [*dict.fromkeys(name for _, found in groups.values() for result in found.values() for name in result)]
+    table = [[*names, "runs", "seeds", *scores]]
+    for settings, found in groups.values():
+        row = [*(shown(settings.get(name)) for name in names), str(len(found)), " ".join(map(str, found))]
         spreads = (mean_and_spread([result[name] for result in found.values() if name in result]) for name in scores)
         table.append([*row, *spreads])
     print_table(table)
     print("mean ± standard deviation over the seeds, of the evaluation of the exported model")
     return 0
-
-
-def groups_of(runs: Sequence[Path]) -> list[dict[Any, tuple[Path, dict[str, Any]]]]:
-    """The runs in groups that differ only in their seed: {seed: (run, the other settings that matter)}.
-
-    Raises:
-        UserError: a folder has no config.yaml, or two runs of a group have the same seed.
-    """
-    groups: dict[str, dict[Any, tuple[Path, dict[str, Any]]]] = {}
-    for run in runs:
-        if not (run / "config.yaml").is_file():
-            raise UserError(f"{run}: the folder has no config.yaml; give the --output_dir of a run")
-    ignored = not_in_result(*(run / "config.yaml" for run in runs))
-    for run in runs:
-        settings = {name: value for name, value in load(run / "config.yaml").items() if name not in ignored}
-        seed = settings.pop("seed")
-        other, _ = groups.setdefault(repr(sorted(settings.items())), {}).setdefault(seed, (run, settings))
-        if other != run:
-            raise UserError(f"{other} and {run} have the same settings and the same seed; give one of them")
-    return [*groups.values()]
 
 
 def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from shared.disk import NO_SPACE
 
@@ -17,6 +17,12 @@ def say(line: str) -> None:
 def listed(words: Sequence[object], most: int = 5) -> str:
     """The first words, at most `most`, separated by commas, and the number of further ones."""
     return ", ".join(map(str, words[:most])) + (f" and {len(words) - most:,} more" if len(words) > most else "")
+
+
+def aligned(rows: Mapping[str, object]) -> str:
+    """A line for each row: its name and its value, which begins in the same column in all lines."""
+    width = max(map(len, rows))
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
 
 
 def count_of(number: float, noun: str, plural: str | None = None) -> str:

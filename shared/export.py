@@ -109,19 +109,13 @@ def export(request: Request) -> Figures:
 
         write_folder(request.model / FOLDER, fill)
     data = f"FILE {request.file}" if request.file else "the validation data"
-    section = "\n".join(
-        [
-            HEADING,
-            "",
-            f"`{FOLDER}/{FILE}` is the {[*found['size, MB']][-1]} model of this table. All models computed "
-            f"{count_of(len(prediction.data), 'sample')} of {data} in the same batches, with "
-            f"{count_of(torch.get_num_threads(), 'thread')} of a CPU (torch {torch.__version__}, onnxruntime "
-            f"{require('onnxruntime').__version__}).",
-            "",
-            *table(found),
-            "",
-        ]
+    text = (
+        f"`{FOLDER}/{FILE}` is the {[*found['size, MB']][-1]} model of this table. All models computed "
+        f"{count_of(len(prediction.data), 'sample')} of {data} in the same batches, with "
+        f"{count_of(torch.get_num_threads(), 'thread')} of a CPU (torch {torch.__version__}, onnxruntime "
+        f"{require('onnxruntime').__version__})."
     )
+    section = "\n".join([HEADING, "", text, "", *table(found), ""])
     accelerator.print(section)
     add_to_card(request.model / CARD, section)
     return found

@@ -27,14 +27,14 @@ from shared.config.options import Options
 from shared.contrastive.retrieval import SCORES_AT_ONCE, Task
 from shared.contrastive.tuples import FLAG, of_columns
 from shared.errors import UserError, say
-from shared.predict import KINDS, predict
+from shared.predict import predict
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
 from shared.predictions.request import Flags, Request, parse
 from shared.processes.starting import without_tf32
 from shared.run.command import run
 
-KIND = COLUMN = "negatives"
+COLUMN = "negatives"
 Ints = NDArray[np.int64]
 
 
@@ -65,7 +65,7 @@ def parse_mining(words: list[str]) -> Request:
     if len({*names[:2]}) < 2:
         raise UserError(f"{FLAG} {' '.join(names)}: name the column of the anchors and that of the positives")
     pair = of_columns(request.config, names[:2])
-    return replace(request, kind=KIND, config=pair, given=request.given | {"text_column_names"})
+    return replace(request, config=pair, given=request.given | {"text_column_names"})
 
 
 def mine(accelerator: Any, request: Request) -> Prediction:
@@ -145,7 +145,5 @@ def hardest_negatives(
     return numbers, enough
 
 
-KINDS[KIND] = mine
-
 if __name__ == "__main__":
-    run(lambda _: predict(parse_mining(sys.argv[1:])), Options, lambda _: Options(dry_run=True))
+    run(lambda _: predict(parse_mining(sys.argv[1:]), mine), Options, lambda _: Options(dry_run=True))

@@ -29,11 +29,12 @@ from shared.predictions.request import SAMPLES, Request, parse
 from shared.predictions.tables import predict_table
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
-from shared.processes import rules, starting
+from shared.processes import starting
 from shared.run.command import ran_out, run
 from shared.run.resume import refuse_changed_data
 
-KINDS: dict[str, Callable[[Any, Request], Prediction]] = {
+Predict = Callable[[Any, Request], Prediction]  # from an Accelerator and a request
+KINDS: dict[str, Predict] = {
     "texts": predict_texts,
     "images": predict_images,
     "tags": predict_tags,
@@ -42,17 +43,12 @@ KINDS: dict[str, Callable[[Any, Request], Prediction]] = {
 }
 
 
-def predict(request: Request) -> dict[str, float]:
-    """Predict and return the scores by name; {} without labels. Every process calls this.
+def predict(request: Request, how: Predict | None = None) -> dict[str, float]:
+    """Predict and return the scores by name; {} without labels. Every process calls this. `how`: see `prediction_of`.
 
     Raises:
         UserError: the input, the model or the launch cannot be used.
     """
-    if rules.uses_fsdp(os.environ):
-        raise UserError(
-            "distributed_type FSDP: predictions need the whole model on each device: use "
-            "accelerate_configs/multi_gpu.yaml"
-        )
     if request.config.runtime:
         request = request.as_onnx("pooling")
     with starting.freed_after(request.config.output_dir):
@@ -60,7 +56,7 @@ def predict(request: Request) -> dict[str, float]:
         config = dataclasses.replace(request.config, mixed_precision=accelerator.mixed_precision)
         request = dataclasses.replace(request, config=config)
         try:
-            prediction = prediction_of(accelerator, request)
+            prediction = prediction_of(accelerator, request, how)
             if config.runtime:
                 prediction.model = OnnxModel(request.model / FOLDER / FILE)
                 prediction.notes["runtime"] = f"onnxruntime, {prediction.model.file}"
@@ -79,13 +75,13 @@ def predict(request: Request) -> dict[str, float]:
     return scores
 
 
-def prediction_of(accelerator: Any, request: Request) -> Prediction:
-    """What is predicted, with its data checked. Every process calls this.
+def prediction_of(accelerator: Any, request: Request, how: Predict | None = None) -> Prediction:
+    """What is predicted, as `how` says or the kind of the request, with its data checked. Every process calls this.
 
     Raises:
         UserError: the input or the model cannot be used, or the data of the run have changed.
     """
-    prediction = KINDS[request.kind](accelerator, request)
+    prediction = (how or KINDS[request.kind])(accelerator, request)
     refuse_changed_data(accelerator, Progress(), request.config, prediction.data)
     if request.file is None and request.digests_of_run[1:] not in ([], [prediction.data.digest()]):
         raise UserError(

@@ -27,7 +27,7 @@ import torch
 from torch import distributed as dist
 
 from shared.config import options
-from shared.errors import UserError, first_line
+from shared.errors import UserError, about, aligned
 from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
 from shared.processes.agreement import Place
 from shared.run import launch_card
@@ -87,8 +87,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in agreement.versions().items())
         if place.processes > 1:
             rows["all-reduce"] = bandwidth(accelerator)
-    width = max(map(len, rows))
-    accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
+    accelerator.print(aligned(rows))
     if module:
         module.main(dataclasses.replace(config, dry_run=True))
     accelerator.print(f"ready: {place.processes} process{'es' * (place.processes > 1)}")
@@ -101,15 +100,11 @@ def open_store(place: Place, seconds: float) -> dist.TCPStore:
         UserError: rank 0 cannot open that address, or the others do not reach it; names the likely cause.
         Preempted: another process of this machine was preempted.
     """
-    begun, printed, why, host = time.monotonic(), False, "", socket.gethostname()
+    begun, why, host = time.monotonic(), "", socket.gethostname()
     if place.serves:
-        try:
+        why = f"rank 0 cannot open its port on {host}; {PORT}, or start rank 0 on the machine with this MASTER_ADDR"
+        with about(why):
             socket.create_server((place.address, place.port)).close()
-        except OSError as error:
-            raise UserError(
-                f"rank 0 cannot open its port on {host} ({error.strerror}): {PORT}, or start rank 0 on the machine "
-                "with this MASTER_ADDR"
-            ) from None
     while not place.serves:
         left = begun + seconds - time.monotonic()
         try:  # torch retries as well, but prints pages and does not see that another process has ended
@@ -124,16 +119,11 @@ def open_store(place: Place, seconds: float) -> dist.TCPStore:
         if left <= 0:
             raise UserError(why)
         agreement.raise_if_peer_ended()
-        printed = printed or agreement.print_if_long(begun, f"waiting: {why}")
         time.sleep(0.2)
     rest = timedelta(seconds=max(1.0, begun + seconds - time.monotonic()))
-    try:
+    why = f"what answers at {place.where} is not rank 0 of this launch, or a firewall on {host} blocks it; {PORT}"
+    with about(why):
         return dist.TCPStore(place.address, place.port, place.processes, place.serves, rest, wait_for_workers=False)
-    except dist.DistError as error:
-        raise UserError(
-            f"what answers at {place.where} is not rank 0 of this launch, or a firewall on {host} blocks it "
-            f"({first_line(error)[:200]}): {PORT}"
-        ) from None
 
 
 def connect(store: dist.TCPStore, place: Place, backend: str, seconds: float) -> None:
@@ -142,7 +132,7 @@ def connect(store: dist.TCPStore, place: Place, backend: str, seconds: float) ->
     Raises:
         UserError: the processes cannot connect; names the likely cause.
     """
-    try:
+    with about(f"the processes reach {place.where}, but not each other; {CONNECTION}"):
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("group", store),
@@ -150,8 +140,6 @@ def connect(store: dist.TCPStore, place: Place, backend: str, seconds: float) ->
             world_size=place.processes,
             timeout=timedelta(seconds=seconds),
         )
-    except RuntimeError as error:
-        raise UserError(f"the processes reach {place.where}, but {first_line(error)[:200]}: {CONNECTION}") from None
 
 
 @contextlib.contextmanager

@@ -85,20 +85,17 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
     """Copy a recipe and what it needs to the new folder `target`; returns a description of the copy.
 
     Raises:
-        UserError: the recipe does not exist or imports nothing of shared/, a module does not exist, or `target` exists.
+        UserError: the recipe or a module does not exist, or `target` exists.
     """
     if not recipe.is_file():
         raise UserError(f"{recipe} is not a file: give the path of a recipe")
     for module in modules:
         path = ROOT.joinpath(*module.split("."))
-        exists = path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-        if module.split(".")[0] != "shared" or not exists:
+        if not module.startswith("shared.") or not (path.with_suffix(".py").is_file() or path.is_dir()):
             raise UserError(f"{module} is not a module of shared/, such as shared.predict")
     if target.exists():
         raise UserError(f"{target} exists: name a folder that does not exist yet")
     behind = sorted(closure(recipe, [*modules, *(f"{module}.__main__" for module in modules)]))
-    if not behind:
-        raise UserError(f"{recipe} imports nothing of shared/: copy it as it is")
     for file in behind:
         copied = target / file.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)

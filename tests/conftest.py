@@ -29,7 +29,7 @@ LONG = (
     *("launch/test_accelerate_configs.py", "images/test_image_models.py", "recipes/test_image_recipe.py"),
     *("speed/test_compiling.py", "metrics/test_foreign.py", "launch/test_kubernetes.py"),
     *("benchmarks/test_gpu_benchmarks.py", "recipes/test_existing_runs.py"),
-    "export/test_onnx_export.py",
+    "predictions/test_onnx_export.py",
 )
 
 

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import runpy
-import sys
 
 import pytest
 import torch
@@ -22,7 +20,9 @@ STEPS = range(10, 50, 10)
 def make_run(tmp_path, weights):
     """Write a run folder; `change` gets the list of its lines, `moved` is a relative change of its weights."""
 
-    def make(name, change=lambda lines: None, moved=0.0, checkpoints=(20, 40), finished=True, **settings):
+    def make(
+        name, change=lambda lines: None, moved=0.0, checkpoints=(20, 40), finished=True, accuracies=(0.7,), **settings
+    ):
         run, model = tmp_path / name, weights | {"layer.weight": weights["layer.weight"] * (1 + moved)}
         run.mkdir()
         lines = [
@@ -31,7 +31,7 @@ def make_run(tmp_path, weights):
         ]
         change(lines)
         last = lines[-1]["step"]
-        lines.append({"step": last, "eval_accuracy": 0.9, "eval_loss": 0.3})
+        lines += [{"step": last, "eval_loss": 1 - accuracy, "eval_accuracy": accuracy} for accuracy in accuracies]
         if finished:
             lines.append({"step": last, "train_runtime": len(name) * 1.0, "train_samples_per_second": 9.0})
             (run / "model").mkdir()
@@ -103,7 +103,7 @@ DIFFERENT = {  # what differs: run B, and the end of the report
     # The cause is named before its consequences.
     "all": ({"change": set_line(1, loss=9.0, samples="00", learning_rate=1.0)}, "step 20 in samples"),
     "weights": ({"moved": 1e-3}, r"step 20 in checkpoints: model: off by .* \(1.0e-03 in layer.weight\)"),
-    "no checkpoint": ({"checkpoints": (20,)}, "step 40 in newest checkpoint: .* has none of step 40"),
+    "no checkpoint": ({"checkpoints": (20,)}, "step 40 in checkpoints: model: only A has batches"),
     "died": (
         {"change": cut(2, None), "checkpoints": (20,), "finished": False},
         "step 21 in end: A ends at step 40, finished; B at step 20, not finished",
@@ -126,14 +126,6 @@ def test_the_first_step_and_value_that_differ_are_named(make_run, capsys, second
     code, out, _ = compare(capsys, make_run("a"), make_run("b", **second))
     assert code == 1
     assert re.match(f"the runs first differ at {verdict}", out[-1])
-
-
-def test_an_incomplete_checkpoint_does_not_count(make_run, weights, capsys):
-    b = make_run("b", checkpoints=(20,))
-    (b / "checkpoints/step_00000040").mkdir()
-    save_file(weights, b / "checkpoints/step_00000040/model.safetensors")
-    code, out, _ = compare(capsys, make_run("a"), b)
-    assert (code, out[-1].endswith(f"{b} has none of step 40")) == (1, True)
 
 
 def test_optimizer_and_averaged_weights_are_compared(make_run, weights, capsys):
@@ -214,7 +206,7 @@ def test_the_difference_is_infinite_for_other_tensors_and_for_values_that_are_no
     for number, (name, tensor) in enumerate(weights.items()):  # a model in several files is the same model
         save_file({name: tensor}, tmp_path / "a" / f"model-{number}.safetensors")
     assert difference()[0] == 0
-    assert difference(head=torch.ones(1)) == (math.inf, "only one has head")
+    assert difference(head=torch.ones(1)) == (math.inf, "only B has head")
     assert difference(batches=torch.tensor(8)) == (math.inf, "batches differs")
     for other in (torch.ones(9), weights["layer.bias"].half(), torch.full_like(weights["layer.bias"], math.nan)):
         assert difference(**{"layer.bias": other})[0] == math.inf
@@ -227,11 +219,41 @@ def test_the_relative_difference_is_symmetric_and_zero_only_for_equal_numbers(a,
     assert (relative(a, b) == 0) == (a == b or (math.isnan(a) and math.isnan(b)))
 
 
-def test_the_module_runs_as_a_command_and_its_exit_code_is_1_for_different_runs(make_run, monkeypatch, capsys):
-    a, b = make_run("a"), make_run("b", set_line(2, loss=0.07))
-    monkeypatch.setattr(sys, "argv", ["compare.py", str(a), str(b)])
-    monkeypatch.delitem(sys.modules, "shared.compare")
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("shared.compare", run_name="__main__")
-    assert ended.value.code == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("the runs first differ at step 30 in loss")
+# The table of results
+
+
+def table(capsys, *runs):
+    """The exit code, the cells of the table of results, and the error."""
+    code, out, error = compare(capsys, *runs, *["--table"] * (len(runs) == 2))  # three runs need no flag
+    return code, [re.split(r"  +", line) for line in out], error
+
+
+def test_runs_that_differ_only_in_their_seed_share_a_row(make_run, capsys):
+    rate = {"learning_rate": 0.1}
+    runs = [make_run(f"a{seed}", accuracies=(0.5, (8 + seed) / 10), seed=seed, **rate) for seed in range(3)]
+    runs.append(make_run("other", seed=0, learning_rate=0.01))
+    code, rows, _ = table(capsys, *runs)
+    assert code == 0
+    assert rows[0] == ["learning_rate", "runs", "seeds", "eval_loss", "eval_accuracy"]
+    assert rows[1] == ["0.1", "3", "0 1 2", "0.1 ± 0.1", "0.9 ± 0.1"]
+    assert rows[2] == ["0.01", "1", "0", "0.3", "0.7"]
+
+
+def test_the_result_is_that_of_the_best_model_if_the_run_exports_it(make_run, capsys):
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "greater_is_better": None}
+    runs = [make_run(f"a{seed}", accuracies=(0.9, 0.8), seed=seed, **best) for seed in range(2)]
+    assert table(capsys, *runs)[1][1] == ["2", "0 1", "0.1 ± 0", "0.9 ± 0"]
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"seed": 1}, "have the same settings and the same seed"),
+        ({"seed": 2, "finished": False}, "is not finished"),
+        (None, "none/config.yaml: no such file; give the --output_dir of a run"),
+    ],
+)
+def test_runs_without_comparable_results_are_one_line_and_exit_code_2(make_run, capsys, second, expected):
+    code, rows, error = table(capsys, make_run("a"), make_run("b", **second) if second else "none")
+    assert (code, rows, error.count("\n")) == (2, [], 1)
+    assert expected in error

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,13 @@ def resolve_metrics(config: Options, kind: str, names: Sequence[str], targets: n
         UserError: a metric does not exist, does not fit this kind, or cannot be loaded; its code needs
             --trust_remote_code; or --positive_label is unknown, missing, or without effect.
     """
-    if find_spec("sklearn") is None:
-        raise UserError("metrics need scikit-learn, which is not installed: pip install -r requirements.txt")
-    defaults, others = shipped_names(kind, len(names))
+    defaults, fitting = shipped_names(kind, len(names))
+    one_of = ", ".join(fitting)
     task = kind if kind == "regression" else f"{kind} with {len(names)} labels"
     metrics = TaskMetrics(kind=kind, num_labels=len(names) or 1, asked=config.metric_name or defaults)
     for name in metrics.asked:
         computed: tuple[str, ...] = (name,)
-        if name not in (*defaults, *others):
-            one_of = ", ".join((*defaults, *others))
+        if name not in fitting:
             if name in SHIPPED:
                 raise UserError(f"--metric_name {name} does not fit {task}: use one of {one_of}")
             metrics.foreign[name], computed = load_foreign(name, metrics, task, one_of, config.trust_remote_code)
@@ -112,18 +109,18 @@ def positive_class(config: Options, kind: str, names: Sequence[str]) -> int | No
     """
     asked, label = config.metric_name or (), config.positive_label
     of_class = [name for name in asked if name in OF_CLASS]
-    classes = listed(names, 10)
+    if label is None and (not of_class or (len(names) == 2 and kind != "multi_label")):
+        return 1 if of_class else None
     if not of_class:
-        if label is not None:
-            raise UserError(
-                f"--positive_label {label} has no effect: no metric of --metric_name {' '.join(asked)} needs it"
-            )
-        return None
-    if label is None and (len(names) > 2 or kind == "multi_label"):
-        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class to compute it for: {classes}")
-    if label is not None and label not in names:
-        raise UserError(f"--positive_label {label} is not a class of the data: use one of {classes}")
-    return 1 if label is None else list(names).index(label)
+        raise UserError(
+            f"--positive_label {label} has no effect: no metric of --metric_name {' '.join(asked)} needs it"
+        )
+    if label not in names:
+        raise UserError(
+            f"--positive_label {label}: --metric_name {of_class[0]} is about one class of the data: use one of "
+            f"{listed(names, 10)}"
+        )
+    return names.index(label)
 
 
 def describe(metrics: TaskMetrics, names: Sequence[str], targets: np.ndarray) -> None:

@@ -43,8 +43,6 @@ def label_outputs(
     notes = {"model": f"{request.model}: {labels}", "data": data}
     if not scored.any():
         return fields | {"notes": notes}
-    if without := int((~scored).sum()):
-        say(f"{without:,} of {len(scored):,} rows have no label: the scores are those of the other rows")
     kind = "image_classification" if ranked and labels.kind == "classification" else labels.kind
     metrics = resolve_metrics(request.config, kind, labels.names, targets[scored])
 
@@ -149,7 +147,9 @@ def have_labels(request: Request, table: pa.Table, columns: tuple[str, ...]) -> 
 
 
 def encoded(encode: Callable[[pa.Table], NDArray[Any]], table: pa.Table, labeled: Mask) -> NDArray[Any]:
-    """The targets of the rows with labels; an error of `encode` also names --no_scores."""
+    """The targets of the rows with labels, and a message about the others; an error of `encode` names --no_scores."""
+    if without := int((~labeled).sum()):
+        say(f"{without:,} of {len(labeled):,} rows have no label: the scores are those of the other rows")
     try:
         return encode(table if labeled.all() else numbered(table).filter(pa.array(labeled)))
     except UserError as error:

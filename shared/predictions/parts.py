@@ -20,14 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import torch
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from shared.cache.prepared import key_digest
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
 from shared.disk import remedy, sync
-from shared.errors import UserError, count_of
+from shared.errors import UserError, aligned, count_of
 from shared.monitoring.log import finite_or_name
 from shared.plan.loading import feed
 from shared.predictions.onnx import FOLDER
@@ -50,13 +49,6 @@ class Parts:
         ends = np.linspace(0, len(batches), min(MOST_PARTS, len(batches)) + 1).astype(int)
         self.batches = [batches[start:end] for start, end in pairwise(ends)]
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def numbers(self, part: int) -> NDArray[np.int64]:
-        """The numbers of the outputs of a part, in their order in its file."""
-        return np.concatenate([self.prediction.outputs_of(batch.samples) for batch in self.batches[part]])
-
     def path(self, part: int) -> Path:
         """The file of a part, which may not exist yet."""
         return self.folder / f"part_{part:04d}_{self.digest}.npy"
@@ -67,10 +59,6 @@ class Parts:
         with suppress(OSError, ValueError, EOFError):
             outputs = np.load(self.path(part), mmap_mode="r")
         return outputs
-
-    def missing(self) -> list[int]:
-        """The parts that are still to be computed."""
-        return [part for part in range(len(self)) if self.read(part) is None]
 
     def write(self, part: int, outputs: Outputs) -> None:
         """Write the outputs of a part; the file is complete or absent."""
@@ -106,13 +94,14 @@ class Parts:
         """
         widths, bounds, source = self.prediction.widths, self.prediction.bounds, self.prediction.source
         outputs = np.lib.format.open_memmap(self.folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
-        for part in range(len(self)):
+        for part, batches in enumerate(self.batches):
             if (found := self.read(part)) is None:
                 raise UserError(
                     f"{self.path(part)} is missing, because another machine wrote it to its own disk: give a "
                     "--predictions_file in a folder that all machines share"
                 )
-            outputs[numbers := self.numbers(part)] = found
+            numbers = np.concatenate([self.prediction.outputs_of(batch.samples) for batch in batches])
+            outputs[numbers] = found
             predicted = np.delete(found, [widths[0]] if self.prediction.has_loss else [], axis=1)
             if len(wrong := numbers[~np.isfinite(predicted).all(1)]):
                 row = np.searchsorted(bounds, wrong.min(), "right")  # counted from 1
@@ -147,15 +136,15 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
         accelerator.print(f"{output} holds these predictions already")
         return task
     parts = Parts(prediction, output, task)
-    missing = on_main_process(accelerator, parts.missing)
-    rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
-    if len(missing) < len(parts):
-        rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
+    every = range(len(parts.batches))
+    missing = on_main_process(accelerator, lambda: [part for part in every if parts.read(part) is None])
+    rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(every), 'part')}"}
+    if len(missing) < len(every):
+        rows["passes"] += f", of which {len(every) - len(missing)} are computed already"
     if not prediction.score:
         rows["scores"] = f"none, {'because there are no labels' if request.config.scores else 'as requested'}"
     rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(output)}
-    width = max(map(len, rows))
-    accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
+    accelerator.print(aligned(rows))
     workers = request.config.dataloader_num_workers
     on_cpu = accelerator.device.type == "cpu"
     parts.compute(accelerator, missing, workers if workers is not None else 0 if on_cpu else 2)

@@ -19,6 +19,7 @@ from shared.contrastive.models import MODULES_FILE, POOLINGS, shown, stored_sett
 from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
+from shared.options.data_options import DataOptions
 from shared.run.command import load_recipe
 from shared.run.export import WEIGHTS
 from shared.run.resume import data_of
@@ -43,15 +44,15 @@ OF_RUN = (
     *("image_column_name", "label_column_name", "deterministic", "metric_name", "positive_label"),
     *("trust_remote_code", "csv_delimiter"),
 )
-OF_DATA = (
-    *("dataset_name", "dataset_config_name", "train_split_name", "validation_split_name", "train_file"),
-    *("validation_file", "train_dir", "validation_dir", "validation_split_percentage", "seed"),
-    *("skip_incomplete_rows", "skip_corrupt_images", "max_train_samples", "max_eval_samples"),
-)
+OF_DATA = (*DataOptions.__annotations__, "train_dir", "validation_dir", "skip_corrupt_images", "seed")
 NOT_KEPT = {"sync_batchnorm", TOKENS}  # batch norm uses its running averages
 SAMPLES = "per_device_eval_batch_size"
 USUAL_TOKENS, USUAL_SAMPLES = 4096, 64  # in a forward pass of a model without a run
 NO_LIMIT = 1_000_000  # tokens in a text
+UNSHARDED = options.Rule(
+    lambda it: it.sharded,
+    "distributed_type FSDP: predictions need the whole model on each device: use accelerate_configs/multi_gpu.yaml",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,12 +144,10 @@ def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request
     model = model_folder(folder)
     recipe = recipe_of(folder, model, flags)
     # No setting needs another one here, because most settings of the run are left out.
-    names = {"NEEDS": (), "EXCLUDES": (), "__module__": recipe.__name__}
+    names = {"NEEDS": (), "EXCLUDES": (), "RULES": (UNSHARDED, *recipe.Config.RULES), "__module__": recipe.__name__}
     bases = flags_class, recipe.Config
     config_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Config", bases, names))
-    given: dict[str, Any] = {}
-    for layer in command_line.layers(config_class, flags):
-        given |= layer
+    given = {name: value for layer in command_line.layers(config_class, flags) for name, value in layer.items()}
     stored = options.load(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
     is_own = not (model / "config.json").is_file()
     if not stored and (file is None or is_own):
@@ -186,13 +185,9 @@ def model_folder(folder: Path) -> Path:
     Raises:
         UserError: there is no model.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder: give the --output_dir of a run, or the folder of a model")
     model = folder / "model" if (folder / "model").is_dir() or (folder / "config.yaml").is_file() else folder
-    if not model.is_dir():
-        raise UserError(f"{folder} has no model/, which a run writes at its end: let the run finish first")
     if not ((model / "config.json").is_file() or (model / WEIGHTS).is_file()):
-        raise UserError(f"{model} has no config.json and no {WEIGHTS}: give the folder of a model")
+        raise UserError(f"{model} has no config.json and no {WEIGHTS}: give the folder of a finished run or of a model")
     return model
 
 
@@ -202,8 +197,7 @@ def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
     Raises:
         UserError: it is unknown, does not exist, or does not predict.
     """
-    runs = [folder, *([model.parent] if model.name == "model" else [])]
-    stored = [run / "config.yaml" for run in runs]
+    stored = [run / "config.yaml" for run in (folder, model.parent)]
     path = next((options.recipe_of(file) for file in stored if file.is_file()), None)
     for word, after in zip(flags, [*flags[1:], ""], strict=False):  # without flags, no pairs
         if word == "--recipe" or word.startswith("--recipe="):

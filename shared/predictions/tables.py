@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import default_collate
 
-from shared.datasets.rows import column_of, no_such_column, source_of
+from shared.datasets.rows import column_of, source_of
 from shared.errors import about, count_of
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import PREDICTION
@@ -15,17 +15,6 @@ from shared.predictions.prediction import Outputs, Prediction, build_model, load
 from shared.predictions.request import Request
 
 ROW = "row"  # the column of the numbers, from 1, of the rows of the run's validation data
-
-
-class Columns(dict[str, np.ndarray]):
-    """The columns of a table by name, as NumPy arrays; a gap among numbers is NaN."""
-
-    def __init__(self, table: pa.Table) -> None:
-        super().__init__({name: column_of(table, name, "").to_numpy() for name in table.column_names})
-        self.source = source_of(table)
-
-    def __missing__(self, name: str) -> np.ndarray:
-        raise no_such_column([*self], name, "column", self.source)
 
 
 def predict_table(_: Any, request: Request) -> Prediction:
@@ -44,8 +33,9 @@ def predict_table(_: Any, request: Request) -> Prediction:
         table = pa.table({ROW: np.arange(1, len(data) + 1)})
     else:
         table = read_rows(request)
-        with about(source_of(table)):
-            data = recipe.encode(request.config, Columns(table), *learned)
+        columns = {name: column_of(table, name, "").to_numpy() for name in table.column_names}  # a gap is NaN
+        with about(f"{source_of(table)} (columns: {', '.join(columns)})"):
+            data = recipe.encode(request.config, columns, *learned)
 
     def columns_of(_: pa.Table, predictions: Outputs, __: Outputs) -> dict[str, pa.Array]:
         return {PREDICTION: pa.array(predictions[:, 0])}

@@ -11,7 +11,7 @@ from shared.datasets.rows import ROW_COLUMN, is_text, named, numbered, source_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
-from shared.errors import UserError, count_of, say
+from shared.errors import UserError, count_of
 from shared.plan.batches import MicroBatch, evaluation_batches
 from shared.predictions.labels import PREDICTION, encoded, have_labels, with_targets
 from shared.predictions.prediction import Ints, Mask, Outputs, Prediction, build_model
@@ -113,20 +113,16 @@ def targets_of(
         UserError: a tag is unknown to the model, a row has not one tag for each word, or --label_column_name names no
             column.
     """
-    sizes, full = sizes_of(words), have_words(words)
-    targets, labeled = np.zeros(sizes.sum(), np.int64), full & have_labels(request, table, columns[1:])
-    scored = labeled.repeat(sizes)
-    if not labeled.any():
-        return targets, scored
-    if without := int((full & ~labeled).sum()):
-        say(f"{without:,} of {full.sum():,} rows have no tags: the scores are those of the other rows")
+    labeled, sizes = have_words(words) & have_labels(request, table, columns[1:]), sizes_of(words)
+    targets, scored = np.zeros(sizes.sum(), np.int64), labeled.repeat(sizes)
 
     def encode(part: pa.Table) -> Ints:
         _, found, _ = words_and_tags(part, *columns)
         with_rows = pa.table({TAGS: found, ROW_COLUMN: numbered(part)[ROW_COLUMN]})
         return tags.encode(without_content(with_rows.replace_schema_metadata(part.schema.metadata)))
 
-    targets[scored] = encoded(encode, table, labeled)
+    if labeled.any():
+        targets[scored] = encoded(encode, table, labeled)
     return targets, scored
 
 

@@ -12,7 +12,7 @@ import torch
 from shared.checkpoints.progress import Progress
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, shown
-from shared.errors import count_of, listed
+from shared.errors import aligned, count_of, listed
 from shared.optimization.optimizers import inner, peak_learning_rate, skips_on_device, warmup_steps
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather
@@ -45,8 +45,7 @@ def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -
         card["note on sizes"] = f"no effect, because the pretrained model has its own sizes: {without_effect}"
     if not skips_on_device(optimizer):
         card["note on --optim"] = "it cannot skip updates on the device, so the host waits for each gradient norm"
-    width = max(map(len, card))
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in card.items())
+    return aligned(card)
 
 
 def notes_on_processes(config: Options, plan: Plan, progress: Progress, checkpoint: Path | None) -> dict[str, str]:

@@ -41,7 +41,7 @@ def place(rank, port, processes=2, address="127.0.0.1"):
         (1, "node-0.invalid", r"cannot connect to rank 0 at node-0\.invalid:\d+ \(Name or service not known\)"),
         (1, "127.0.0.1", r"cannot connect to rank 0 at 127.0.0.1:\d+ \(Connection refused\): start rank 0 there"),
         (1, "255.255.255.255", r"cannot connect to rank 0 at 255.255.255.255:\d+ \(Network is unreachable\)"),
-        (0, "192.0.2.1", r"rank 0 cannot open its port on \S+ \(Cannot assign requested address .*192.0.2.1"),
+        (0, "192.0.2.1", r"rank 0 cannot open its port on .*: \[Errno 99\] Cannot assign requested .*192.0.2.1"),
     ],
 )
 def test_an_address_that_cannot_work_is_named_with_the_cause(rank, address, message):
@@ -51,7 +51,7 @@ def test_an_address_that_cannot_work_is_named_with_the_cause(rank, address, mess
 
 def test_a_port_in_use_is_named(listener):
     port = listener.getsockname()[1]
-    with pytest.raises(UserError, match=rf"cannot open its port on \S+ \(Address already in use .* {port}"):
+    with pytest.raises(UserError, match=rf"cannot open its port on .* Address already in use .* {port}"):
         preflight.open_store(place(0, port), 5)
 
 
@@ -92,7 +92,7 @@ def test_processes_that_reach_rank_0_but_cannot_form_a_group_get_the_likely_caus
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
     alone = place(0, runs.free_port(), processes=1)
     store = preflight.open_store(alone, 5)
-    with pytest.raises(UserError, match=r"processes reach 127.*, but .*no-such-card.*: open all ports .*IFNAME"):
+    with pytest.raises(UserError, match=r"processes reach 127.*, but not each other; .*IFNAME.*no-such-card"):
         preflight.connect(store, alone, "gloo", 5)
 
 
@@ -254,10 +254,3 @@ def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_
     for one in said:
         assert one.count("rror") == 1, one
         assert "Traceback" not in one
-
-
-def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout(tmp_path):
-    alone = runs.in_one_launch(2) | {"LOCAL_WORLD_SIZE": "1"}
-    codes, said = runs.run_forked(1, "shared/preflight.py", ["--timeout", 2], tmp_path, **alone)
-    assert codes == [2]
-    assert "rank 1 did not connect" in said

@@ -10,8 +10,6 @@ import runs
 import torch
 from predicting import predict_file, read_csv, read_jsonl, without_packing, write_csv, write_jsonl
 from runs import refusal
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from shared import mine_negatives, predict
@@ -56,19 +54,6 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert table.column_names == ["anchor", "positive", "embedding_anchor", "embedding_positive"]
     of_file = predict_file(run, pairs[1], "--max_tokens_per_micro_batch", 96)  # the same pairs, in other passes
     assert of_file == pytest.approx(reported, rel=1e-5)
-
-
-def test_the_exported_folder_names_pooling_length_and_prompts(trained):
-    folder = trained[0] / "model"
-    modules = json.loads((folder / "modules.json").read_text())
-    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
-    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
-    assert (pooling["pooling_mode_mean_tokens"], pooling["pooling_mode_cls_token"]) == (True, False)
-    assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
-    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
-    assert settings["prompts"] == {"query": "find: ", "document": ""}
-    assert settings["default_prompt_name"] is None
-    assert "SentenceTransformer" in (folder / "README.md").read_text()
 
 
 def test_without_packing_the_scores_are_the_same(trained, tmp_path):
@@ -123,24 +108,6 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
         assert vectors(output, "anchor") == pytest.approx(library.encode_query(given), abs=1e-5)
 
 
-@pytest.mark.parametrize("trained", ["static"], indirect=True)
-def test_the_vectors_of_a_static_model_are_the_means_of_the_vectors_of_the_tokens(trained, pairs, tmp_path):
-    """StaticEmbedding of sentence-transformers does the same with the two files."""
-    folder = trained[0] / "model"
-    given = [row["positive"] for row in read_csv(pairs[1])]
-    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    vocabulary.no_padding()
-    ids = [found.ids for found in vocabulary.encode_batch(given, add_special_tokens=False)]
-    assert len({*map(len, ids)}) > 1
-    assert max(map(len, ids)) == 48, "the test needs a text that is cut off"
-    rows = load_file(folder / "model.safetensors")["embedding.weight"]
-    expected = F.normalize(torch.stack([rows[each].mean(0) for each in ids]), dim=1)
-    for place, own in ((trained[0], []), (folder, ["--prompts", "find: ", ""])):
-        output = tmp_path / f"{place.name}.parquet"
-        predict_file(place, pairs[1], "--predictions_file", output, *own)
-        assert vectors(output, "positive") == pytest.approx(expected.numpy(), abs=1e-6)
-
-
 def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     files = []
     for file in pairs:
@@ -162,11 +129,8 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
-    texts = [row["positive"] for row in read_csv(pairs[0])]
-    own = read_csv(pairs[1])
-    corpus = tmp_path / "corpus.jsonl"  # texts of training, and some positives that must not count twice
-    texts = [*texts, *(row["positive"] for row in own[:9])]
-    write_jsonl(corpus, [{"positive": text} for text in texts])
+    texts = [row["positive"] for row in (*read_csv(pairs[0]), *read_csv(pairs[1])[:9])]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"positive": text} for text in texts])
     run = tmp_path / "run"
     flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--corpus_file", corpus]
     reported = runs.train("embeddings", run, *flags)
@@ -175,21 +139,6 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     assert of_file["eval_mrr_at_10"] > reported["eval_mrr_at_10"]  # belongs to the data of the run
     flags = ["--corpus_file", corpus, "--predictions_file", tmp_path / "both.parquet"]
     assert predict_file(run, pairs[1], *flags) == pytest.approx(reported, rel=1e-4)
-    predict_file(run, corpus, "--predictions_file", tmp_path / "corpus.parquet")
-
-    anchors, positives = (vectors(tmp_path / "own.parquet", name) for name in ("anchor", "positive"))
-    candidates = np.concatenate([positives, vectors(tmp_path / "corpus.parquet", "positive")])
-    equal = candidates @ candidates.T > 1 - 1e-6
-    kept = equal.argmax(1) == np.arange(len(candidates))  # each text once
-    found = []
-    for i in range(len(own)):
-        same = [j for j in range(len(own)) if anchors[i] @ anchors[j] > 1 - 1e-6]
-        if same[0] == i:
-            scores, fits = candidates @ anchors[i], equal[same].any(0)
-            ranks = [1 + np.count_nonzero(kept & (scores > scores[j])) for j in np.flatnonzero(fits & kept)]
-            found.append(1 / min(ranks) if min(ranks) <= 10 else 0)
-    assert reported["eval_mrr_at_10"] == pytest.approx(np.mean(found), rel=1e-4)
-
     corpus.write_text('{"positive": "another text"}\n')
     assert "no longer those of the run" in refusal(
         predict_file, run, "--predictions_file", tmp_path / "changed.parquet"
@@ -200,7 +149,7 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
 
 def mine(*words):
     """Call `python -m shared.mine_negatives` with these words."""
-    predict.predict(mine_negatives.parse_mining([str(word) for word in words]))
+    predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)
 
 
 def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit_and_can_be_trained_on(

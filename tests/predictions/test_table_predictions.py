@@ -86,7 +86,7 @@ def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_p
 def test_bad_tables_are_one_line(trained, rows, tmp_path):
     _, run, _ = trained
     for name, change, expected in (
-        ("lacks", lambda row: row.pop("bmi"), "column bmi: FILE"),
+        ("lacks", lambda row: row.pop("bmi"), "s1, s2, s3, s4, s5, s6, progression): 'bmi'"),
         ("text", lambda row: row.update(bmi="heavy"), "text.csv"),
         ("gap", lambda row: row.update(bmi=""), "the prediction for row 1 of FILE"),
     ):

@@ -95,7 +95,7 @@ def test_the_tags_are_those_of_transformers_in_the_order_of_the_input(trained, r
     given.insert(4, {"tokens": [], "tags": []})
     file, output = write(tmp_path / "new.jsonl", given, "tokens", "tags"), tmp_path / "out.jsonl"
     scores = predict_file(trained[0], file, "--predictions_file", output, "--max_tokens_per_micro_batch", 48)
-    assert f"1 of {len(rows)} rows have no tags" in capsys.readouterr().err
+    assert f"2 of {len(rows) + 1} rows have no label" in capsys.readouterr().err
 
     found = read_jsonl(output)
     assert [row["tokens"] for row in found] == [row["tokens"] for row in given]

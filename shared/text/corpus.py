@@ -7,7 +7,7 @@ from shared.errors import UserError, say
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.text.documents import Documents, first_texts, load_documents
-from shared.text.pieces import Selection, held_out
+from shared.text.pieces import Selection
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
 from shared.text.token_files import Corpus, tokenize_documents
 from shared.text.tokenized import train_tokenizer
@@ -90,16 +90,16 @@ def select_parts(corpus: Corpus, validation: Corpus | None, source: str, config:
     --max_train_samples and --max_eval_samples limit the number of documents.
     """
     if validation:
-        held, chosen, others = validation, Selection(), Selection()
+        held, chosen = validation, (Selection(config.seed), Selection(config.seed))
     else:
         held = corpus
-        chosen, others = split_documents(corpus, source, config.validation_split_percentage, config.seed)
-    return _limited(corpus, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
-
-
-def _limited(corpus: Corpus, documents: Selection, name: str, config: DataOptions) -> Part:
-    """A corpus and the documents that the limit `name` keeps."""
-    return corpus, documents.limited(len(corpus.offsets) - 1, getattr(config, name), config.seed, f"--{name}")
+        chosen = split_documents(corpus, source, config.validation_split_percentage, config.seed)
+    parts = (corpus, chosen[0], "max_train_samples"), (held, chosen[1], "max_eval_samples")
+    train, validate = (
+        (part, documents.limited(len(part.offsets) - 1, getattr(config, name), f"--{name}"))
+        for part, documents, name in parts
+    )
+    return train, validate
 
 
 def split_documents(corpus: Corpus, source: str, percentage: int, seed: int) -> tuple[Selection, Selection]:
@@ -112,7 +112,6 @@ def split_documents(corpus: Corpus, source: str, percentage: int, seed: int) -> 
     if count < 2:
         raise UserError(f"{source} has one document: add documents, to train and to validate on")
     held = min(max(1, round(count * percentage / 100)), count - 1)
-    numbers = held_out(corpus.digest, count, held, seed)
     chosen = f"{percentage} %, chosen by --seed {seed}"
     say(f"{source} has no validation data: {held:,} of its documents ({chosen}) are held out")
-    return Selection(numbers), Selection(numbers, excluded=False)
+    return Selection(seed, held), Selection(seed, held, inside=True)

@@ -23,5 +23,5 @@ def test_a_frozen_model_in_another_one_is_neither_trained_nor_saved():
 
 @pytest.mark.parametrize("load", [load_tokenizer, lambda *args, **more: load_pretrained("AutoModel", *args, **more)])
 def test_a_wrong_path_is_reported_under_the_flag_that_gives_it(load):
-    with pytest.raises(UserError, match="^--teacher_name_or_path /nowhere has no config.json"):
+    with pytest.raises(UserError, match=r"^--teacher_name_or_path /nowhere has no config.json"):
         load("/nowhere", flag="--teacher_name_or_path")

@@ -27,7 +27,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     signals.die_with_launcher()
     try:
         require_numbers()
-        given = Arguments().parse_args(argv)
+        given = arguments(argv)
         if given.to and given.shard[1] > 1:
             raise UserError(f"--to {given.to} has no effect with --shard: give one of them")
         if not given.recipe.is_file():
@@ -58,20 +57,17 @@ def main(argv: Sequence[str]) -> None:
     ending.unlink_file()
 
 
-class Arguments(argparse.ArgumentParser):
-    """Parses the arguments of this command; the flags of the recipe follow its path."""
-
-    def __init__(self) -> None:
-        super().__init__("python -m shared.prepare", "%(prog)s [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]", __doc__)
-        self.formatter_class = argparse.RawDescriptionHelpFormatter
-        self.add_argument("--shard", type=task_of, default=(0, 1))
-        self.add_argument("--to", type=Path)
-        self.add_argument("recipe", type=Path)
-        self.add_argument("flags", nargs=argparse.REMAINDER)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a UserError."""
-        raise UserError(f"{message}: {self.format_usage().strip()}")
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of this command; the flags of the recipe follow its path."""
+    usage = "%(prog)s [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]"
+    parser = argparse.ArgumentParser(
+        "python -m shared.prepare", usage, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shard", type=task_of, default=(0, 1))
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("flags", nargs=argparse.REMAINDER)
+    return parser.parse_args(argv)
 
 
 def task_of(value: str) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import runs
 
 from shared import prepare
 from shared.config import options
-from shared.errors import UserError
 from shared.text import token_files
 
 MLM = runs.ROOT / "recipes/mlm.py"
@@ -90,6 +89,7 @@ def test_the_tasks_of_an_array_tokenize_the_texts_together(texts, monkeypatch, c
         (["--shard", "x", str(MLM)], "argument --shard: "),
     ],
 )
-def test_wrong_arguments_are_refused(given, expected):
-    with pytest.raises(UserError, match=f"^{expected}"):
-        prepare.Arguments().parse_args(given)
+def test_wrong_arguments_are_refused(given, expected, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        prepare.main(given)
+    assert f"error: {expected}" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     """
     texts = column_of(table, column_name, FLAG, as_text=True)
     refuse_other_types(texts.type, column_name, source_of(table))
-    return Documents(source_of(table), texts, digest_of(b"", table, pa.table({column_name: texts})))
+    return Documents(source_of(table), texts, digest_of(table, pa.table({column_name: texts})))
 
 
 def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:

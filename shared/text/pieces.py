@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
+from shared.cache.prepared import arrays_writer, build_once, key_digest, ranges, read_array
 from shared.datasets.splits import hash_limit
 from shared.datasets.tables import SUBSET, limit
 from shared.plan.draws import Ints, hash64
@@ -105,6 +105,6 @@ def _cut(offsets: Ints, documents: Ints, room: int) -> tuple[Ints, Ints]:
     """Where the pieces of documents begin, and how many tokens each has, without special tokens."""
     begins, sizes = offsets[documents], offsets[documents + 1] - offsets[documents]
     pieces = -(-sizes // room)
-    number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
+    number = ranges(np.zeros_like(pieces), pieces)  # of a piece in its document
     starts = np.repeat(begins, pieces) + number * room
     return starts, np.minimum(np.repeat(sizes, pieces) - number * room, room)

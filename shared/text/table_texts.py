@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from shared.cache.prepared import key_digest
 from shared.datasets.rows import FILL_IN, column_of, content_of, is_text, source_of, where
 from shared.errors import UserError
 
@@ -68,30 +68,14 @@ def columns_in_batches(columns: pa.Table) -> Iterator[list[str]]:
     return chain.from_iterable(batches_of(columns.select([place])) for place in range(columns.num_columns))
 
 
-def with_progress(columns: pa.Table) -> Iterator[list[str]]:
-    """Yield the texts of all columns in lists, with a tqdm progress bar instead of the trainer's own."""
-    total = columns.num_rows * columns.num_columns
-    with tqdm(total=total, desc="training the tokenizer", unit=" texts", mininterval=0.5) as bar:
-        for batch in columns_in_batches(columns):
-            yield batch
-            bar.update(len(batch))
-
-
-def digest_of(settings: bytes, table: pa.Table, columns: pa.Table) -> str:
-    """A digest of settings and texts, independent of Arrow's chunk boundaries.
+def digest_of(table: pa.Table, columns: pa.Table) -> str:
+    """A digest of the texts in `columns` of a table, independent of Arrow's chunk boundaries.
 
     The texts of a memory-mapped table are not read: it has a digest of all its rows.
     """
-    digest = hashlib.blake2b(hashlib.blake2b(settings).digest(), digest_size=16)
     if content := content_of(table):
-        digest.update(repr((content, columns.column_names)).encode())
-        return digest.hexdigest()
-    for column in columns.columns:
-        lengths = hashlib.blake2b()
-        for chunk in column.cast(pa.large_string()).chunks:
-            _, offset_buffer, text_buffer = chunk.buffers()
-            offsets = np.frombuffer(offset_buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-            lengths.update(np.diff(offsets).tobytes())
-            digest.update(memoryview(text_buffer)[offsets[0] : offsets[-1]])
-        digest.update(lengths.digest())
+        return key_digest(content, columns.column_names)
+    digest = hashlib.blake2b(digest_size=16)
+    for batch in columns.combine_chunks().to_batches(BATCH_ROWS):
+        digest.update(repr([column.to_pylist() for column in batch.columns]).encode())
     return digest.hexdigest()

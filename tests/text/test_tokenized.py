@@ -287,13 +287,13 @@ def test_the_first_row_without_text_is_named_whichever_block_is_written_first(to
         assert refusal(function) == f"row 3 of --train_file a.csv has no text in text (2 such rows): {FILL_IN}"
 
 
-def test_the_first_text_without_tokens_is_named_and_nothing_is_joined(cache, monkeypatch):
+def test_a_text_without_tokens_is_named_and_nothing_is_joined(cache, monkeypatch):
     monkeypatch.setattr(tokenized, "BLOCK_ROWS", 2)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])))
-    message = "row 2 of --train_file a.csv has a text without tokens: remove the row"
-    assert refusal(tokenize, texts_of(["a", "b", "a", "b"]), ["text"], tokenizer, 9) == message
+    message = "row 4 of --train_file a.csv has a text without tokens: remove the row"
+    assert refusal(tokenize, texts_of(["a", "a", "a", "b"]), ["text"], tokenizer, 9) == message
     assert not [*cache.glob("tokens-*/*.npy")]
 
 

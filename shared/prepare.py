@@ -97,18 +97,18 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
         say(f"{shard}; {error}, or to this command without --shard")
         return
     parts = dict(zip(("training", "validation"), loaded, strict=False))
-    files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), Corpus)}
-    if getattr(config, "prepared_data", None):  # its tokens are there already
-        files = {}
-    if folder and not files:
-        raise UserError(f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it")
-    if folder and int(os.environ.get("RANK", 0)) == 0:
-        separate = len(files) > 1 or config.validation_file
-        corpora = {name: data.file for name, data in parts.items() if name == "training" or separate}
-        trained = None if config.model_name_or_path else (config.tokenizer_type, config.vocab_size)
-        write_prepared(folder, corpora, loaded[2], trained)
+    if folder:
+        corpora = {name: each.file for name, each in parts.items() if isinstance(getattr(each, "file", None), Corpus)}
+        if not corpora or config.prepared_data:
+            raise UserError(
+                f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it"
+            )
+        if corpora["validation"] == corpora["training"] and not config.validation_file:
+            del corpora["validation"]
+        if int(os.environ.get("RANK", 0)) == 0:
+            trained = None if config.model_name_or_path else (config.tokenizer_type, config.vocab_size)
+            write_prepared(folder, corpora, loaded[2], trained)
     rows = {name: samples(data) for name, data in parts.items()}
-    rows |= {f"corpus {i}": stored(file) for i, file in enumerate(files, 1)}
     rows |= {"folder": str(folder or cache_dir()), "time": f"{time.monotonic() - began:.1f} s"}
     if int(os.environ.get("RANK", 0)) == 0:
         print("\n".join(f"{name:<12}{value}" for name, value in rows.items()))
@@ -123,13 +123,6 @@ def samples(data: object) -> str:
     lengths = getattr(data, "lengths", None)
     tokens = "" if lengths is None else f", {count_of(int(lengths.sum(dtype=int)), 'token')} with special tokens"
     return f"{count_of(len(data), 'sample')}{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length
-
-
-def stored(corpus: Corpus) -> str:
-    """The numbers of documents, tokens and bytes of a corpus."""
-    size = sum(path.stat().st_size for path in corpus.folder.iterdir())
-    counts = f"{count_of(len(corpus.offsets) - 1, 'document')}, {count_of(len(corpus.tokens), 'token')}"
-    return f"{counts}, {size / 1e6:,.1f} MB"
 
 
 if __name__ == "__main__":

@@ -50,29 +50,23 @@ def load_documents(config: DataOptions, text_column_name: str) -> tuple[Document
     Raises:
         UserError: the data does not exist or cannot be read, or a flag has no effect on it.
     """
-    if config.skip_incomplete_rows:
-        raise UserError(
-            "--skip_incomplete_rows has no effect here: documents without text are always skipped: remove the flag"
-        )
     if config.train_file:
-        train = of_files(config.train_file, "--train_file", text_column_name, config.csv_delimiter)
-        if config.validation_file is None:
-            return train, None
-        return train, of_files(config.validation_file, "--validation_file", text_column_name, config.csv_delimiter)
-    if config.dataset_name:
-        table, held_out = read_dataset(config)
-        return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
-    from shared.demo_data import texts
+        given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
+        parts = [
+            of_files(names, flag, text_column_name, config.csv_delimiter) for flag, names in given.items() if names
+        ]
+    elif config.dataset_name:
+        parts = [of_table(table, text_column_name) for table in read_dataset(config) if table is not None]
+    else:
+        from shared.demo_data import texts
 
-    if text_column_name != "text":
-        raise UserError(f"{FLAG} {text_column_name}: the embedded docstrings are in the column text: remove the flag")
-    everything = texts.documents()
-    splits = everything["split"].to_pylist()
-    both = [
-        named(everything.filter(pa.array([split == part for split in splits])), f"the embedded docstrings ({part})")
-        for part in ("train", "validation")
-    ]
-    return of_table(both[0], "text"), of_table(both[1], "text")
+        everything = texts.documents()
+        tables = {part: everything.filter(pc.equal(everything["split"], part)) for part in ("train", "validation")}
+        parts = [
+            of_table(named(table, f"the embedded docstrings ({part})"), text_column_name)
+            for part, table in tables.items()
+        ]
+    return parts[0], parts[1] if len(parts) > 1 else None
 
 
 def of_table(table: pa.Table, column_name: str) -> Documents:
@@ -100,15 +94,22 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     for file in files:
         with opened(file, f"{flag} {file}"):
             sizes.append(file.stat().st_size * (COMPRESSION if is_compressed(file) else 1))
-        if kind_of(file) in TEXT_FILES and column_name != "text":
-            raise UserError(f"{FLAG} {column_name}: {flag} {file} has lines and no columns: remove the flag")
 
     def read(file: Path, source: str) -> Iterator[pa.Table]:
-        empty = True
-        for texts in _texts_of(file, source, column_name, csv_delimiter):
+        tables: Iterator[pa.Table]
+        if kind_of(file) in TEXT_FILES:
+            tables = (pa.table({"text": lines_of(block)}) for _, block in blocks_of_lines(file, source))
+        else:
+            tables = blocks(file, source, csv_delimiter, column_name)
+        found: pa.Table | None = None
+        for found in tables:
+            if column_name not in found.column_names:
+                raise no_such_column(found.column_names, column_name, FLAG, source)
+            texts = found[column_name]
+            if not pa.types.is_null(texts.type):
+                refuse_other_types(texts.type, column_name, source)
             yield pa.table({"text": texts.cast(pa.large_string())})
-            empty = False
-        if empty:
+        if found is None:
             raise UserError(f"{source} is empty")
 
     source, how = f"{flag} {' '.join(given)}", f"documents {column_name} {csv_delimiter}"
@@ -121,23 +122,6 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     return Documents(
         source, pa.chunked_array(texts, pa.large_string()), key_digest([found[group].content for group in groups])
     )
-
-
-def _texts_of(
-    file: Path, source: str, column_name: str, csv_delimiter: str | None
-) -> Iterator[pa.Array | pa.ChunkedArray]:
-    """The texts of a file, in blocks."""
-    if kind_of(file) in TEXT_FILES:
-        for _, block in blocks_of_lines(file, source):
-            yield lines_of(block)
-        return
-    for table in blocks(file, source, csv_delimiter, column_name):
-        if column_name not in table.column_names:
-            raise no_such_column(table.column_names, column_name, FLAG, source)
-        texts = table[column_name]
-        if not pa.types.is_null(texts.type):
-            refuse_other_types(texts.type, column_name, source)
-        yield texts
 
 
 def refuse_other_types(type_: pa.DataType, column_name: str, source: str) -> None:

@@ -93,12 +93,6 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path, name, conte
     assert "--train_file" in message or "--text_column_name" in message
 
 
-def test_a_column_name_for_a_file_without_columns_is_refused(tmp_path):
-    (tmp_path / "corpus.txt").write_text("one\n")
-    with pytest.raises(UserError, match=r"--text_column_name words: .* has lines and no columns"):
-        of_files([str(tmp_path / "corpus.txt")], "--train_file", "words")
-
-
 def test_a_column_of_numbers_is_refused(tmp_path):
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
     with pytest.raises(UserError, match="contains int64, not text"):

@@ -44,7 +44,7 @@ class Documents:
         return batches_of(pa.table({"text": pc.if_else(pc.utf8_is_space(texts), nothing, texts)}))
 
 
-def load_documents(config: DataOptions, text_column_name: str) -> tuple[Documents, Documents | None]:
+def load_documents(config: DataOptions, text_column_name: str) -> list[Documents]:
     """The training documents and, if the source has some, the validation documents, from the data flags of a config.
 
     Raises:
@@ -66,7 +66,7 @@ def load_documents(config: DataOptions, text_column_name: str) -> tuple[Document
             of_table(named(table, f"the embedded docstrings ({part})"), text_column_name)
             for part, table in tables.items()
         ]
-    return parts[0], parts[1] if len(parts) > 1 else None
+    return parts
 
 
 def of_table(table: pa.Table, column_name: str) -> Documents:

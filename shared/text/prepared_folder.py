@@ -52,7 +52,7 @@ OFFSETS, TOKENS = "offsets.npy", "tokens.npy"  # of each corpus
 class PreparedFolder:
     """An opened folder."""
 
-    corpora: dict[str, Corpus]  # training, and validation if it was prepared from files of its own
+    corpora: list[Corpus]  # training, and validation if it was prepared from files of its own
     vocabulary: str  # the digest of the tokenizer's vocabulary
     trained: tuple[str, int] | None  # type and size of the vocabulary, if the tokenizer was trained for a new model
     tokenizer: Path  # its folder, on this machine
@@ -188,7 +188,7 @@ def open_prepared(where: str, cache_gb: float | None, samples: int, max_length: 
                 f"{source}/{name} is missing or differs from the index: prepare the data again, or copy the folder "
                 "again"
             )
-    corpora = {name: Corpus(here / name, each["digest"], tokens.get(name)) for name, each in index["corpora"].items()}
+    corpora = [Corpus(here / name, each["digest"], tokens.get(name)) for name, each in index["corpora"].items()]
     trained = index["trained"] and tuple(index["trained"])
     return PreparedFolder(corpora, index["vocabulary"], trained, here / TOKENIZER)
 

@@ -89,15 +89,6 @@ def test_a_table_in_memory_has_the_digest_of_its_texts():
     assert of_table(one, "text").content != of_table(one.slice(1), "text").content
 
 
-def test_small_files_are_read_together(tmp_path, monkeypatch):
-    sizes, groups = {"a": 2, "b": 2, "c": 40, "d": 1, "e": 1}, []
-    load = arrow_files.load
-    monkeypatch.setattr(arrow_files, "load", lambda files, *rest: groups.append(len(files)) or load(files, *rest))
-    documents = read([write(tmp_path, f"{name}.txt", TEXTS[:count]) for name, count in sizes.items()])
-    assert groups == [2, 1, 2]
-    assert documents.texts.to_pylist() == TEXTS[:2] * 2 + TEXTS[:40] + TEXTS[:1] * 2
-
-
 def test_processes_and_tasks_begin_with_different_files(tmp_path, monkeypatch):
     names = [write(tmp_path, f"{name}.txt") for name in "abcd"]
     loaded = []

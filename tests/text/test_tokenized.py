@@ -16,9 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     ByT5Tokenizer,
-    ModernBertConfig,
     PreTrainedTokenizerFast,
     T5Config,
 )
@@ -237,14 +235,6 @@ def test_pieces_inside_words_are_not_special_tokens(tokenizers):
     assert set(tokenizers["wordpiece"].all_special_tokens) == set(tokenized.SPECIAL_TOKENS.values())
     assert tokenizers["wordpiece"].tokenize("a ##b") != ["a", "##b"]
     assert set(tokenizers["wordpiece"].backend_tokenizer.get_added_tokens_decoder()) == set(range(5))
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_a_trained_tokenizer_can_be_saved_with_a_model(tokenizers, tmp_path, kind):
-    ModernBertConfig().save_pretrained(tmp_path)
-    tokenizers[kind].save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    assert again(SENTENCES, SENTENCES) == tokenizers[kind](SENTENCES, SENTENCES)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])

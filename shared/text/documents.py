@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from shared.cache.prepared import key_digest, place_to_begin
 from shared.datasets import arrow_files
 from shared.datasets.readers import blocks, blocks_of_lines, find_files, is_compressed, kind_of, lines_of, opened
-from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
+from shared.datasets.rows import named, source_of
 from shared.datasets.tables import read_dataset
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.text.table_texts import batches_of, digest_of
+from shared.text.table_texts import batches_of, digest_of, text_of
 
 FLAG = "--text_column_name"
 BLOCK_ROWS = 1 << 10  # documents of a block; more if there are many
@@ -38,7 +38,7 @@ class Documents:
 
     def batches(self, rows: range) -> Iterator[list[str]]:
         """Yield the texts of some documents in lists (see `batches_of`); "" for null and white space."""
-        texts = self.texts.slice(rows.start, len(rows))
+        texts = self.texts.slice(rows.start, len(rows)).cast(pa.large_string())
         nothing = pa.scalar("", texts.type)
         texts = pc.fill_null(texts, nothing)
         return batches_of(pa.table({"text": pc.if_else(pc.utf8_is_space(texts), nothing, texts)}))
@@ -75,8 +75,7 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     Raises:
         UserError: the column does not exist, or its type is not text.
     """
-    texts = column_of(table, column_name, FLAG, as_text=True)
-    refuse_other_types(texts.type, column_name, source_of(table))
+    texts = text_of(table, column_name, FLAG)
     return Documents(source_of(table), texts, digest_of(table, pa.table({column_name: texts})))
 
 
@@ -103,11 +102,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
             tables = blocks(file, source, csv_delimiter, column_name)
         found: pa.Table | None = None
         for found in tables:
-            if column_name not in found.column_names:
-                raise no_such_column(found.column_names, column_name, FLAG, source)
-            texts = found[column_name]
-            if not pa.types.is_null(texts.type):
-                refuse_other_types(texts.type, column_name, source)
+            texts = text_of(named(found, source), column_name, FLAG)
             yield pa.table({"text": texts.cast(pa.large_string())})
         if found is None:
             raise UserError(f"{source} is empty")
@@ -122,12 +117,6 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     return Documents(
         source, pa.chunked_array(texts, pa.large_string()), key_digest([found[group].content for group in groups])
     )
-
-
-def refuse_other_types(type_: pa.DataType, column_name: str, source: str) -> None:
-    """Raise UserError if the type of a column is not text."""
-    if not is_text(type_):
-        raise UserError(f"{FLAG} {column_name}: this column of {source} contains {type_}, not text")
 
 
 def small_together(sizes: Sequence[int]) -> list[range]:

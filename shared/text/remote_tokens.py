@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shared.cache.prepared import ranges, read_array
-from shared.disk import NO_SPACE, remedy
+from shared.disk import remedy
 from shared.errors import UserError
 from shared.remote.object_store import RemoteFolder
 
@@ -151,10 +151,5 @@ class RemoteTokens:
         if block_digest(content) == expected:
             return content
         content = self.folder.read(self.name, span, lambda content: block_digest(content) == expected)
-        try:
-            os.pwrite(self._file, content, place)
-        except OSError as error:  # on a file system that writes changed blocks to another place
-            if error.errno not in NO_SPACE:
-                raise
-            raise UserError(f"{self.cache} cannot be written ({error.strerror}): {remedy(error)}") from None
+        os.pwrite(self._file, content, place)
         return content

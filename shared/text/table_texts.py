@@ -23,13 +23,15 @@ def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
     """The text columns of a table; UserError for a type that is not text."""
     if not 1 <= len(text_columns) <= 2:
         raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
-    columns = []
-    for name in text_columns:
-        column = column_of(table, name, FLAG, as_text=True)
-        if not (is_text(column.type) or pa.types.is_null(column.type)):
-            raise UserError(f"{FLAG} {name}: this column of {source_of(table)} contains {column.type}, not text")
-        columns.append(column)
-    return pa.table(columns, list(text_columns))
+    return pa.table([text_of(table, name, FLAG) for name in text_columns], list(text_columns))
+
+
+def text_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
+    """A column of text, or of nulls; UserError, which names `flag`, if it does not exist or has another type."""
+    column = column_of(table, name, flag, as_text=True)
+    if not (is_text(column.type) or pa.types.is_null(column.type)):
+        raise UserError(f"{flag} {name}: this column of {source_of(table)} contains {column.type}, not text")
+    return column
 
 
 def refuse_empty(table: pa.Table, columns: pa.Table) -> None:

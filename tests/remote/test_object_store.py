@@ -8,7 +8,6 @@ import pytest
 import runs
 from range_server import RangeServer
 
-from shared.disk import is_url
 from shared.errors import UserError
 from shared.remote import object_store
 from shared.remote.object_store import RemoteFolder
@@ -119,10 +118,3 @@ def test_a_missing_client_or_an_unknown_kind_of_url_is_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     assert "s3://bucket/x/a cannot be read (ImportError: Install s3fs to access S3" in refusal("s3://bucket/x", "a")
     assert "cannot be read (ValueError: Protocol not known: s4)" in refusal("s4://bucket/x", "a")
-
-
-def test_urls_are_told_from_paths():
-    assert is_url("s3://bucket/folder")
-    assert is_url("https://host/folder")
-    assert not is_url("out/folder")
-    assert not is_url("/folder")

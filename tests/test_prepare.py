@@ -4,6 +4,7 @@ import re
 
 import pytest
 import runs
+from toy_data import tagged_rows, write_tagged
 
 from shared import prepare
 from shared.config import options
@@ -62,12 +63,17 @@ def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_pat
         ("nlp", [], ["4 of 8", "1 of 2"], 160),
         ("embeddings", ["--text_column_names", "text", "label"], ["4 of 8", "4 of 8", "1 of 2", "1 of 2"], 160),
         ("mlm", [], ["4 of 8", "1 of 2"], 260),
+        ("token_classification", [], ["2 of 4", "1 of 2"], r"[0-9]+"),
     ],
 )
-def test_the_tasks_of_an_array_tokenize_the_texts_together(texts, monkeypatch, capsys, recipe, more, left, rows):
+def test_the_tasks_of_an_array_tokenize_the_texts_together(
+    texts, tmp_path, monkeypatch, capsys, recipe, more, left, rows
+):
     monkeypatch.setattr("shared.text.tokenized.BLOCK_ROWS", 20)
     monkeypatch.setattr(token_files, "BLOCK_ROWS", 20)
-    flags = [*map(str, texts), *runs.TINY, *more]
+    monkeypatch.setattr("shared.tagging.pieces.SMALLEST_BLOCK", 20)
+    given = write_tagged(tmp_path, tagged_rows()) if recipe == "token_classification" else texts
+    flags = [*map(str, given), *runs.TINY, *more]
     path = runs.ROOT / f"recipes/{recipe}.py"
     prepare.prepare(path, flags, (0, 2))
     captured = capsys.readouterr()

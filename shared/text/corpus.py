@@ -56,7 +56,7 @@ def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]
         raise UserError(
             f"--text_column_name {config.text_column_name} has no effect on {where}, which has tokens: remove the flag"
         )
-    prepared = open_prepared(config.prepared_data, config.cache_gb, config.global_batch_size or 1, config.max_length)
+    prepared = open_prepared(config.prepared_data, config.cache_gb)
     if config.model_name_or_path:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
         if vocabulary_digest(tokenizer) != prepared.vocabulary:

@@ -14,7 +14,6 @@ tokens to this machine.
 import filecmp
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -156,23 +155,18 @@ def _digest_of_index(index: Mapping[str, Any]) -> str:
 # Reading
 
 
-def open_prepared(where: str, cache_gb: float | None, samples: int, max_length: int) -> PreparedFolder:
-    """Open a prepared folder on this machine or behind a URL.
-
-    Args:
-        where: --prepared_data.
-        cache_gb: --cache_gb.
-        samples, max_length: samples of a step and tokens of a sample, for which the cache must have room.
+def open_prepared(where: str, cache_gb: float | None) -> PreparedFolder:
+    """Open the prepared folder --prepared_data on this machine or behind a URL, with a cache of `cache_gb` GB.
 
     Raises:
-        UserError: a file is missing, damaged or cannot be read, or --cache_gb has no effect or is too small.
+        UserError: a file is missing, damaged or cannot be read, or --cache_gb has no effect, or the disk no room.
     """
     source = f"{FLAG} {where}"
     if is_url(where):
         remote = RemoteFolder(where, FLAG)
         index = _parsed(remote.read(INDEX, patience=PATIENCE_AT_START), source)
         here = build_once(f"prepared-{index['digest']}", partial(_copy_small_files, remote, index["files"]))
-        tokens = _remote_tokens(remote, index, here, cache_gb, samples, max_length)
+        tokens = _remote_tokens(remote, index, here, DEFAULT_CACHE_GB if cache_gb is None else cache_gb)
     else:
         if cache_gb is not None:
             raise UserError(f"--cache_gb {cache_gb:g} has no effect on {source}, a folder here: remove it")
@@ -194,23 +188,12 @@ def open_prepared(where: str, cache_gb: float | None, samples: int, max_length: 
 
 
 def _remote_tokens(
-    remote: RemoteFolder, index: Mapping[str, Any], here: Path, cache_gb: float | None, samples: int, max_length: int
+    remote: RemoteFolder, index: Mapping[str, Any], here: Path, cache_gb: float
 ) -> dict[str, RemoteTokens]:
-    """The tokens of the corpora behind a URL, with a cache that has room for the blocks of a step."""
-    corpora, length = index["corpora"], index["block_bytes"]
-    first_blocks = _first_blocks(index)
-    blocks = first_blocks[-1]
-    width = max(np.dtype(corpus["dtype"]).itemsize for corpus in corpora.values())
-    of_sample = 1 + -(-(max_length * width - 1) // length)  # the most that it may touch
-    of_step = min(blocks, samples * of_sample)
-    given = DEFAULT_CACHE_GB if cache_gb is None else cache_gb
-    size = min(blocks, int(given * 1e9) // length)
-    if size < of_step:
-        unit = 10.0 ** (math.floor(math.log10(of_step * length / 1e9)) - 1)  # two digits
-        least = math.ceil(of_step * length / 1e9 / unit) * unit
-        raise UserError(f"--cache_gb {given:g} is too small for the blocks of one step: give {least:g} or more")
+    """The tokens of the corpora behind a URL, with their cache, which has room for at least one block."""
+    corpora, length, first_blocks = index["corpora"], index["block_bytes"], _first_blocks(index)
     cache = cache_dir() / f"blocks-{index['digest']}"
-    reserve(cache, size * length, "--cache_gb")
+    reserve(cache, length * max(1, min(first_blocks[-1], int(cache_gb * 1e9) // length)), "--cache_gb")
     return {
         name: RemoteTokens(remote, f"{name}/{TOKENS}", corpus, length, first, here / BLOCKS, cache)
         for (name, corpus), first in zip(corpora.items(), first_blocks, strict=False)

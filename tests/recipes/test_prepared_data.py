@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 
 import pytest
 import runs
@@ -122,37 +121,6 @@ def test_any_number_of_processes_gives_the_bytes_of_files(folder, expected, tmp_
         outputs = runs.run_many(processes, {"whole": url, "small": [*url, *SMALL_CACHE]}, tmp_path, MLM)
     for name, output in outputs.items():
         assert runs.exported(output) == expected[processes], name
-
-
-@pytest.mark.docs
-@pytest.mark.parametrize(("status", "reason"), [(403, r"cannot be read \(HTTP 403\)"), (404, "does not exist")])
-def test_a_file_that_cannot_be_read_ends_every_process_with_one_line(folder, tmp_path, status, reason):
-    with RangeServer(folder, answer=lambda path, _: status if path == TOKENS else None) as server:
-        flags = [*STEPS, "--prepared_data", server.url, "--output_dir", tmp_path / "run"]
-        codes, output = runs.run_forked(2, MLM, flags, tmp_path)
-    assert codes == [2, 2], output
-    assert "Traceback" not in output
-    errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert errors
-    for error in errors:
-        assert re.search(rf"--prepared_data {server.url}/{TOKENS}:? {reason}", error), error
-
-
-@pytest.mark.docs
-def test_a_killed_run_resumes_and_ends_with_the_same_bytes(folder, expected, tmp_path):
-    output = tmp_path / "run"
-    with RangeServer(folder, delay=0.05) as server:
-        flags = [*STEPS, "--prepared_data", server.url, *SMALL_CACHE, "--output_dir", output]
-        context = runs.begin_many(1, {"run": flags[:-2]}, tmp_path, MLM)
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "run-1/checkpoints/step_00000004").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        os.kill(context.processes[0].pid, 9)
-        context.processes[0].join()
-        codes, text = runs.run_forked(1, MLM, [*flags[:-1], tmp_path / "run-1"], tmp_path)
-    assert codes == [0], text
-    assert runs.exported(tmp_path / "run-1") == expected[1]
 
 
 @pytest.fixture

@@ -13,14 +13,12 @@ import runs
 from large_data import in_both_ways
 from toy_data import tagged_rows, write_tagged
 
-from shared import prepare
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
 from shared.datasets import arrow_files, readers, rows
 from shared.tagging import pieces, tags, windows
 
-RECIPE = runs.ROOT / "recipes/token_classification.py"
 FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
 LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (arrow_files, "IN_MEMORY"): -1,
@@ -155,23 +153,3 @@ def test_two_processes_write_the_bytes_of_one(flags, large, tmp_path, monkeypatc
     runs.fork(in_another_process, (flags, tmp_path / "other", 2), 2)
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "other"))
     assert content() == alone
-
-
-def test_the_tasks_of_an_array_tokenize_together_ahead_of_training(flags, large, tmp_path, monkeypatch, capsys):
-    flags = [*flags, "--output_dir", str(tmp_path / "run")]
-    prepare.prepare(RECIPE, flags, (0, 2))
-    captured = capsys.readouterr()
-    assert re.search(
-        r"--shard 0/2: prepared in \d+ s; tokenizing --train_file .*: 2 of 5 parts are left to other tasks; tokenizing "
-        "--validation_file .*: 1 of 2 parts are left to other tasks, or to this command without --shard$",
-        captured.err,
-        re.MULTILINE,
-    )
-    assert captured.out == ""
-    prepare.prepare(RECIPE, flags, (1, 2))
-    assert re.search(r"^training +[\d,]+ samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
-    train, validation, *_ = load(flags)
-    digests = train.digest(), validation.digest()
-
-    runs.forbid_preparing(monkeypatch)
-    assert tuple(data.digest() for data in load(flags)[:2]) == digests

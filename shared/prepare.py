@@ -28,8 +28,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from shared.cache.prepared import Unfinished, cache_dir, only_task
 from shared.config import options
 from shared.errors import UserError, count_of, say
@@ -115,11 +113,9 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
 
 
 def samples(data: object) -> str:
-    """The numbers of samples and tokens of a data set, or of images and the bytes of their cache."""
+    """The numbers of samples and tokens of a data set, or of images."""
     if isinstance(data, Images):
-        cached = data.pixels if isinstance(data.pixels, np.memmap) else None
-        size = "" if cached is None else f", decoded into {cached.nbytes / 1e6:,.1f} MB"
-        return f"{count_of(len(data), 'image')}{size}"
+        return count_of(len(data), "image")
     lengths = getattr(data, "lengths", None)
     tokens = "" if lengths is None else f", {count_of(int(lengths.sum(dtype=int)), 'token')} with special tokens"
     return f"{count_of(len(data), 'sample')}{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length

@@ -47,7 +47,8 @@ def reserve(file: Path, size: int, flag: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as opened:
-            opened.truncate(min(before, size))
+            if before > size:
+                opened.truncate(size)
             os.posix_fallocate(opened.fileno(), 0, size)
     except OSError as error:
         if before < size and file.exists():

@@ -99,9 +99,8 @@ class TokenizedText(Dataset):
         targets = self._targets_or_file()
         if isinstance(targets, np.ndarray) or self.folder.parent != cache_dir():
             return self._digest()
-        words = f"{self.folder.name} {targets and targets.parent.name}".encode()
-        name = f"digest-{hashlib.blake2b(words, digest_size=16).hexdigest()}"
-        return text_once(name, "digest", self._digest)
+        key = key_digest(self.folder.name, targets and targets.parent.name)
+        return text_once(f"digest-{key}", "digest", self._digest)
 
     def _digest(self) -> str:
         content = hashlib.blake2b(digest_size=16)

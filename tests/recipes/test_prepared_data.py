@@ -113,16 +113,6 @@ def expected(mlm, texts, tmp_path_factory):
         return {n: runs.exported(runs.run_many(n, {"files": [*texts, *STEPS]}, folder, MLM)["files"]) for n in (1, 2)}
 
 
-@pytest.mark.docs
-@pytest.mark.parametrize("processes", [1, 2])
-def test_any_number_of_processes_gives_the_bytes_of_files(folder, expected, tmp_path, processes):
-    with RangeServer(folder, delay=0.05) as server:
-        url = [*STEPS, "--prepared_data", server.url]
-        outputs = runs.run_many(processes, {"whole": url, "small": [*url, *SMALL_CACHE]}, tmp_path, MLM)
-    for name, output in outputs.items():
-        assert runs.exported(output) == expected[processes], name
-
-
 @pytest.fixture
 def bucket(folder):
     """The environment of clients of an S3 server with the prepared data, and a client."""

@@ -98,13 +98,8 @@ def test_a_file_that_was_cut_short_or_changed_is_read_three_times_and_then_refus
         assert refusal(server.url, "a", range(250, 260)) == f"{message} there again"
         assert server.requests["a"] == 3
         assert refusal(server.url, "a", range(5), lambda content: content == b"other") == f"{message} there again"
-
-
-def test_bytes_that_were_damaged_on_their_way_are_read_again(folder):
-    damaged = iter([False, False, True])
-    with RangeServer(folder) as server:
-        remote = RemoteFolder(server.url, "--prepared_data")
-        assert remote.read("a", range(5), lambda _: next(damaged)) == CONTENT[:5]
+        damaged, remote = iter([False, False, True]), RemoteFolder(server.url, "--prepared_data")
+        assert remote.read("a", range(5), lambda _: next(damaged)) == CONTENT[:5], "damaged on their way"
 
 
 def test_a_server_without_ranges_is_refused(folder, monkeypatch):

@@ -104,6 +104,7 @@ def test_large_texts_give_the_same_run_as_small_ones(tmp_path, capsys, form):
 
 GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
 BAD = {
+    "unknown": [GOOD] * 20 + [{"tokens": ["b"], "tags": ["I-Z"]}] + [GOOD] * 20,
     "sizes": [GOOD] * 20 + [{"tokens": ["a"], "tags": []}] + [GOOD] * 20 + [{"tokens": ["a"], "tags": ["O", "O"]}],
     "gap": [GOOD] * 33 + [{"tokens": ["a", None], "tags": ["O", "O"]}],
     "empty": [{"tokens": [" "], "tags": ["O"]}] * 40,
@@ -115,18 +116,11 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_large_texts_are_refused_with_the_line_of_small_ones(tmp_path, name):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in BAD[name]))
-    small, large = in_both_ways(lambda: load(["--train_file", str(tmp_path / "a.jsonl"), *FLAGS]), LARGE)
-    assert isinstance(small, str)
-    assert small == large
-
-
-def test_unknown_tags_are_refused_with_the_line_of_small_texts(tmp_path):
-    for name, text in (("train", "a O\nb B-X\n\n" * 30), ("unknown", "a O\n\n" * 20 + "b I-Z\n\n" + "a O\n\n" * 20)):
-        (tmp_path / f"{name}.conll").write_text(text)
-    files = [f"{tmp_path}/train.conll", "--validation_file", f"{tmp_path}/unknown.conll"]
-    small, large = in_both_ways(lambda: load(["--train_file", *files, *FLAGS]), LARGE)
-    assert re.search(r"row 21 of .* has the tag I-Z, .* \(known: B-X, O\)", small)
+    for part, lines in (("train", [GOOD] * 20 if name == "unknown" else BAD[name]), ("validation", BAD[name])):
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    files = [f"--{part}_file={tmp_path}/{part}.jsonl" for part in ("train", "validation")]
+    small, large = in_both_ways(lambda: load([*files, *FLAGS]), LARGE)
+    assert re.search(r"row 21 of .* has the tag I-Z, .* \(known: B-X, O\)" if name == "unknown" else "", small)
     assert small == large
 
 

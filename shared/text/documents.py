@@ -6,6 +6,7 @@ default is the embedded docstrings.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -138,14 +139,12 @@ def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
     Raises:
         UserError: there is no text.
     """
-    texts: list[str] = []
-    count, size = len(documents.texts), 0
-    for start in range(0, count, BLOCK_ROWS):
-        for batch in documents.batches(range(start, min(start + BLOCK_ROWS, count))):
-            for text in filter(None, batch):
-                if size < most_bytes:
-                    texts.append(text)
-                    size += len(text)
+    count, texts, size = len(documents.texts), [], 0
+    blocks = (range(start, min(start + BLOCK_ROWS, count)) for start in range(0, count, BLOCK_ROWS))
+    batches = chain.from_iterable(documents.batches(rows) for rows in blocks)
+    for text in filter(None, chain.from_iterable(batches)):
+        texts.append(text)
+        size += len(text)
         if size >= most_bytes:
             break
     if not texts:

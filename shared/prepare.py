@@ -27,9 +27,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
-
-import numpy as np
 
 from shared.cache.prepared import Unfinished, cache_dir, only_task
 from shared.config import options
@@ -46,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     signals.die_with_launcher()
     try:
         require_numbers()
-        given = Arguments().parse_args(argv)
+        given = arguments(argv)
         if given.to and given.shard[1] > 1:
             raise UserError(f"--to {given.to} has no effect with --shard: give one of them")
         if not given.recipe.is_file():
@@ -58,20 +55,17 @@ def main(argv: Sequence[str]) -> None:
     ending.unlink_file()
 
 
-class Arguments(argparse.ArgumentParser):
-    """Parses the arguments of this command; the flags of the recipe follow its path."""
-
-    def __init__(self) -> None:
-        super().__init__("python -m shared.prepare", "%(prog)s [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]", __doc__)
-        self.formatter_class = argparse.RawDescriptionHelpFormatter
-        self.add_argument("--shard", type=task_of, default=(0, 1))
-        self.add_argument("--to", type=Path)
-        self.add_argument("recipe", type=Path)
-        self.add_argument("flags", nargs=argparse.REMAINDER)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a UserError."""
-        raise UserError(f"{message}: {self.format_usage().strip()}")
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of this command; the flags of the recipe follow its path."""
+    usage = "%(prog)s [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]"
+    parser = argparse.ArgumentParser(
+        "python -m shared.prepare", usage, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shard", type=task_of, default=(0, 1))
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("flags", nargs=argparse.REMAINDER)
+    return parser.parse_args(argv)
 
 
 def task_of(value: str) -> tuple[int, int]:
@@ -101,39 +95,30 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
         say(f"{shard}; {error}, or to this command without --shard")
         return
     parts = dict(zip(("training", "validation"), loaded, strict=False))
-    files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), Corpus)}
-    if getattr(config, "prepared_data", None):  # its tokens are there already
-        files = {}
-    if folder and not files:
-        raise UserError(f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it")
-    if folder and int(os.environ.get("RANK", 0)) == 0:
-        separate = len(files) > 1 or config.validation_file
-        corpora = {name: data.file for name, data in parts.items() if name == "training" or separate}
-        trained = None if config.model_name_or_path else (config.tokenizer_type, config.vocab_size)
-        write_prepared(folder, corpora, loaded[2], trained)
+    if folder:
+        corpora = {name: each.file for name, each in parts.items() if isinstance(getattr(each, "file", None), Corpus)}
+        if not corpora or config.prepared_data:
+            raise UserError(
+                f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it"
+            )
+        if corpora["validation"] == corpora["training"] and not config.validation_file:
+            del corpora["validation"]
+        if int(os.environ.get("RANK", 0)) == 0:
+            trained = None if config.model_name_or_path else (config.tokenizer_type, config.vocab_size)
+            write_prepared(folder, corpora, loaded[2], trained)
     rows = {name: samples(data) for name, data in parts.items()}
-    rows |= {f"corpus {i}": stored(file) for i, file in enumerate(files, 1)}
     rows |= {"folder": str(folder or cache_dir()), "time": f"{time.monotonic() - began:.1f} s"}
     if int(os.environ.get("RANK", 0)) == 0:
         print("\n".join(f"{name:<12}{value}" for name, value in rows.items()))
 
 
 def samples(data: object) -> str:
-    """The numbers of samples and tokens of a data set, or of images and the bytes of their cache."""
+    """The numbers of samples and tokens of a data set, or of images."""
     if isinstance(data, Images):
-        cached = data.pixels if isinstance(data.pixels, np.memmap) else None
-        size = "" if cached is None else f", decoded into {cached.nbytes / 1e6:,.1f} MB"
-        return f"{count_of(len(data), 'image')}{size}"
+        return count_of(len(data), "image")
     lengths = getattr(data, "lengths", None)
     tokens = "" if lengths is None else f", {count_of(int(lengths.sum(dtype=int)), 'token')} with special tokens"
     return f"{count_of(len(data), 'sample')}{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length
-
-
-def stored(corpus: Corpus) -> str:
-    """The numbers of documents, tokens and bytes of a corpus."""
-    size = sum(path.stat().st_size for path in corpus.folder.iterdir())
-    counts = f"{count_of(len(corpus.offsets) - 1, 'document')}, {count_of(len(corpus.tokens), 'token')}"
-    return f"{counts}, {size / 1e6:,.1f} MB"
 
 
 if __name__ == "__main__":

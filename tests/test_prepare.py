@@ -4,10 +4,10 @@ import re
 
 import pytest
 import runs
+from toy_data import tagged_rows, write_tagged
 
 from shared import prepare
 from shared.config import options
-from shared.errors import UserError
 from shared.text import token_files
 
 MLM = runs.ROOT / "recipes/mlm.py"
@@ -34,7 +34,6 @@ def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypa
     out = capsys.readouterr().out
     assert re.search(r"^training +360 samples, [\d,]+ tokens", out, re.MULTILINE)
     assert re.search(r"^validation +40 samples, [\d,]+ tokens", out, re.MULTILINE)
-    assert re.search(r"^corpus 1 +400 documents, [\d,]+ tokens, [\d.]+ MB$", out, re.MULTILINE)
     assert re.search(r"^time +[\d.]+ s$", out, re.MULTILINE)
     assert not (tmp_path / "run").exists()
     runs.forbid_preparing(monkeypatch)
@@ -46,7 +45,7 @@ def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypa
 def test_two_processes_prepare_and_print_once(flags, tmp_path):
     codes, output = runs.run_forked(2, "shared/prepare.py", [MLM, *flags], tmp_path)
     assert codes == [0, 0], output
-    assert output.count("400 documents") == 1
+    assert output.count("360 samples") == 1
     assert "Traceback" not in output
 
 
@@ -64,12 +63,17 @@ def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_pat
         ("nlp", [], ["4 of 8", "1 of 2"], 160),
         ("embeddings", ["--text_column_names", "text", "label"], ["4 of 8", "4 of 8", "1 of 2", "1 of 2"], 160),
         ("mlm", [], ["4 of 8", "1 of 2"], 260),
+        ("token_classification", [], ["2 of 4", "1 of 2"], r"[0-9]+"),
     ],
 )
-def test_the_tasks_of_an_array_tokenize_the_texts_together(texts, monkeypatch, capsys, recipe, more, left, rows):
+def test_the_tasks_of_an_array_tokenize_the_texts_together(
+    texts, tmp_path, monkeypatch, capsys, recipe, more, left, rows
+):
     monkeypatch.setattr("shared.text.tokenized.BLOCK_ROWS", 20)
     monkeypatch.setattr(token_files, "BLOCK_ROWS", 20)
-    flags = [*map(str, texts), *runs.TINY, *more]
+    monkeypatch.setattr("shared.tagging.pieces.SMALLEST_BLOCK", 20)
+    given = write_tagged(tmp_path, tagged_rows()) if recipe == "token_classification" else texts
+    flags = [*map(str, given), *runs.TINY, *more]
     path = runs.ROOT / f"recipes/{recipe}.py"
     prepare.prepare(path, flags, (0, 2))
     captured = capsys.readouterr()
@@ -90,6 +94,7 @@ def test_the_tasks_of_an_array_tokenize_the_texts_together(texts, monkeypatch, c
         (["--shard", "x", str(MLM)], "argument --shard: "),
     ],
 )
-def test_wrong_arguments_are_refused(given, expected):
-    with pytest.raises(UserError, match=f"^{expected}"):
-        prepare.Arguments().parse_args(given)
+def test_wrong_arguments_are_refused(given, expected, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        prepare.main(given)
+    assert f"error: {expected}" in capsys.readouterr().err

@@ -7,11 +7,22 @@ from pathlib import Path
 
 import runs
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from shared.config import options
 from shared.demo_data.tagged_functions import tagged_functions
 
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 RECIPES = ("nlp", "token_classification", "embeddings")  # those of the campaigns
+
+
+def word_tokenizer(words=WORDS):
+    """A tokenizer in which each word is a token."""
+    vocabulary = {word: i for i, word in enumerate(["?", "[MASK]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", mask_token="[MASK]")
 
 
 def tagged_rows(count=100, shortest=4, longest=39):

@@ -210,7 +210,7 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     np.save(folder / "tokens.npy", random_words(documents * room, config.vocab_size))
     np.save(folder / "offsets.npy", np.arange(documents + 1) * room)
     masking = masking_for(tokenizer, config.mlm_probability)
-    parts = [Selection(np.arange(4)), Selection(np.arange(4), excluded=False)]
+    parts = [Selection(held=4), Selection(held=4, inside=True)]
     arguments = (config.max_length, around, masking, config.seed)
     train, held_out = (MaskedDocuments(Corpus(folder, "random"), part, *arguments) for part in parts)
     return train, held_out, tokenizer

@@ -245,6 +245,12 @@ def read_array(path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r").view(np.ndarray)
 
 
+def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [sum of counts]: start, start + 1, ..., start + count - 1 of each range, one after the other."""
+    ends = np.cumsum(counts)
+    return np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())
+
+
 def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:
     """Values as JSON in bytes, one in each line, so that the arrays of several blocks can be joined."""
     return np.frombuffer("".join(json.dumps(value) + "\n" for value in values).encode(), np.uint8)

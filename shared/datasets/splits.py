@@ -37,17 +37,6 @@ def hash_limit(count: int, most: int, *words: int) -> np.uint64:
     return np.uint64(np.partition(inside, rank)[rank])
 
 
-def chosen_by_hash(count: int, most: int, *words: int) -> Ints:
-    """The `most` of the rows 0 ... count-1 with the smallest hashes of (*words, row), in ascending order: int64 [most].
-
-    The memory grows with `most` and not with `count`.
-    """
-    if most >= count:
-        return np.arange(count)
-    limit = hash_limit(count, most, *words)
-    return np.concatenate([start + np.flatnonzero(hashes <= limit) for start, hashes in _blocks(count, *words)])
-
-
 def share_of_each(
     targets: NDArray, percentage: int, seed: int, held_out: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:

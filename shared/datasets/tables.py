@@ -14,7 +14,7 @@ from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import find_files
 from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
-from shared.datasets.splits import chosen_by_hash, hash_limit, share_of_each
+from shared.datasets.splits import hash_limit, share_of_each
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions
@@ -105,16 +105,6 @@ def limit(count: int, most: int | None, flag: str) -> int | None:
             say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
         return None
     return most
-
-
-def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | None:
-    """The ascending numbers of the `most` rows out of `count` that --max_train_samples or --max_eval_samples keeps.
-
-    None means all rows. The choice is a function of (seed, row, count) alone. The first rows would be a bad choice,
-    because files are often sorted by label.
-    """
-    kept = limit(count, most, flag)
-    return None if kept is None else chosen_by_hash(count, kept, seed, SUBSET)
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:

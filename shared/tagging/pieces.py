@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 from shared.cache.division import Division, parts_of
 from shared.cache.prepared import key_digest, read_array
 from shared.datasets import arrow_files
 from shared.datasets.rows import content_of, source_of
 from shared.errors import UserError, say
-from shared.pretrained.tokenizers import check_unknown, unknown_token
+from shared.pretrained.tokenizers import check_unknown
 from shared.tagging.tags import WORDS, Ints, batches_of, begins_of, sizes_of
+from shared.text.encoder import Encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,15 +102,12 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
         UserError: no word has pieces, or all pieces are unknown.
         Unfinished: this process is a task of a job array and has cut its share, and another task has not.
     """
-    fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, because its settings are changed
-    fast.no_padding()
-    fast.no_truncation()
-    fast.encode_special_tokens = True
-    unknown_id = -1 if (found := unknown_token(tokenizer)) is None else found
-    settings = repr((FORMAT, tokenizers.__version__, unknown_id, characters, fast.to_str()))
+    encoder = Encoder(tokenizer, None)
+    fast = encoder.fast
+    assert fast
 
     def make(texts: range) -> Iterator[dict[str, NDArray[Any]]]:
-        for first_text, batch in batches_of(table[WORDS], texts):
+        for _, batch in batches_of(table[WORDS], texts):
             encodings = fast.encode_batch(batch.to_pylist(), is_pretokenized=True, add_special_tokens=False)
             of_texts, words_of_texts = sizes_of(batch), [np.array(each.word_ids, np.int64) for each in encodings]
             ends = np.cumsum([len(each) for each in words_of_texts])
@@ -121,18 +118,20 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
             spans = [np.array(each.offsets, np.int32).ravel() for each in encodings if characters]
             yield {
                 "pieces": pieces,
-                "offsets": ends if first_text else np.append(0, ends),
+                "offsets": ends,
                 "firsts": firsts,
                 "words": words[firsts],
                 "begins": begins_of(of_texts),
                 "characters": np.concatenate([np.empty(0, np.int32), *spans]),
-                "unknown": np.array([np.count_nonzero(pieces == unknown_id)]),
+                "unknown": np.array([np.count_nonzero(pieces == encoder.unknown)]),
             }
 
     source = source_of(table)
     content = content_of(table) or table[WORDS].to_pylist()  # the words of a memory-mapped table are not read
     parts = parts_of(table.num_rows, SMALLEST_BLOCK, make)
-    folder = Division(f"words-{key_digest(settings, content)}", parts, f"tokenizing {source}", PLACES).build()
+    name = f"words-{key_digest(FORMAT, encoder.identity, characters, content)}"
+    begin = {"offsets": np.zeros(1, np.int64)}
+    folder = Division(name, parts, f"tokenizing {source}", PLACES, begin).build()
     arrays = {field.name: read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)}
     cut = WordPieces(**arrays | {"characters": arrays["characters"].reshape(-1, 2)})
     if not len(cut.pieces):

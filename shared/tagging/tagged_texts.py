@@ -63,17 +63,15 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
 
 def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
     """The tables of --train_file, --dataset_name or the embedded data: training, and validation if there is any."""
-    if config.csv_delimiter is not None:
-        raise UserError(f"--csv_delimiter {config.csv_delimiter} has no effect on tagged texts: remove it")
     if config.train_file:
         given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
-        return [read_files(names, flag) for flag, names in given.items() if names]
+        return [read_files(names, flag, csv_delimiter=config.csv_delimiter) for flag, names in given.items() if names]
     if config.dataset_name:
         return [table for table in read_dataset(config, columns[1:]) if table is not None]
     return [named(table, "the embedded sources") for table in tagged_functions.load()]
 
 
-def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Table:
+def read_files(given: Sequence[str], flag: str, untagged: bool = False, csv_delimiter: str | None = None) -> pa.Table:
     """The rows of the files that `given` names; each sentence of a CoNLL file is a row. `untagged`: see `read_conll`.
 
     They are in memory, or if they are large, memory-mapped: see `arrow_files`.
@@ -88,7 +86,7 @@ def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Ta
         return readers.blocks(path, source)
 
     how = f"tagged texts, format {FORMAT}, {untagged=}"
-    return arrow_files.load(find_files(given, flag, KINDS), flag, f"{flag} {' '.join(given)}", read, how)
+    return arrow_files.load(find_files(given, flag, KINDS, csv_delimiter), flag, f"{flag} {' '.join(given)}", read, how)
 
 
 def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:

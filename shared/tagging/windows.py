@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import shared_array
+from shared.cache.prepared import ranges, shared_array
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import BATCH_TEXTS, Ints
@@ -45,7 +45,7 @@ def cut_into_windows(offsets: Ints, firsts: Ints, room: int | Ints, stride: int)
     step = room - stride
     count = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - room) // step)), 0)  # windows of each text
     text = np.repeat(np.arange(len(sizes)), count)
-    number = np.arange(len(text)) - np.repeat(np.cumsum(count) - count, count)  # of a window in its text
+    number = ranges(np.zeros_like(count), count)  # of a window in its text
     begins = np.minimum(number * step[text], np.maximum(sizes - room, 0)[text])  # in the text
     ends = np.minimum(begins + room[text], sizes[text])
     # The words of a window begin from the middle of its overlap with the window before to that with the next one.
@@ -162,9 +162,3 @@ class TaggedWords(Dataset):
     def __str__(self) -> str:
         windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
         return f"{count_of(int(self.begins.sum()), 'text')} ({windows}, {words})"
-
-
-def ranges(starts: Ints, counts: Ints) -> Ints:
-    """int64 [sum of counts]: start, start + 1, ..., start + count - 1 of each range, one after the other."""
-    ends = np.cumsum(counts)
-    return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])

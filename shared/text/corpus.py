@@ -6,8 +6,8 @@ from shared.cache.prepared import each_share
 from shared.errors import UserError, say
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
-from shared.text.documents import Documents, first_texts, load_documents
-from shared.text.pieces import Selection, held_out
+from shared.text.documents import first_texts, load_documents
+from shared.text.pieces import Selection
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
 from shared.text.token_files import Corpus, tokenize_documents
 from shared.text.tokenized import train_tokenizer
@@ -31,18 +31,20 @@ def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
         Unfinished: see `Division.build`.
     """
     if config.prepared_data:
-        return load_prepared(config)
+        corpora, tokenizer = load_prepared(config)
+        return *select_parts(corpora, f"{FLAG} {config.prepared_data}", config), tokenizer
     parts = load_documents(config, config.text_column_name)
     if config.model_name_or_path:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         sample = first_texts(parts[0], TOKENIZER_BYTES)
         tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
-    return *tokenize_parts(parts, tokenizer, config), tokenizer
+    corpora = each_share(lambda each: tokenize_documents(each, tokenizer), parts)
+    return *select_parts(corpora, parts[0].source, config), tokenizer
 
 
-def load_prepared(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
-    """As `load_corpus`, from the folder or URL --prepared_data, which has the tokenizer of a new model.
+def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]:
+    """The corpora in the folder or URL --prepared_data, and the tokenizer, which it has for a new model.
 
     Raises:
         UserError: the data were prepared with another tokenizer, or see `open_prepared`.
@@ -54,7 +56,7 @@ def load_prepared(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
         raise UserError(
             f"--text_column_name {config.text_column_name} has no effect on {where}, which has tokens: remove the flag"
         )
-    prepared = open_prepared(config.prepared_data, config.cache_gb, config.global_batch_size or 1, config.max_length)
+    prepared = open_prepared(config.prepared_data, config.cache_gb)
     if config.model_name_or_path:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
         if vocabulary_digest(tokenizer) != prepared.vocabulary:
@@ -69,50 +71,34 @@ def load_prepared(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
             if getattr(config, name) != there:
                 raise UserError(f"--{name} {getattr(config, name)}: {where} was prepared with {there}: give that")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(prepared.tokenizer, model_max_length=config.max_length)
-    corpora = prepared.corpora
-    return *select_parts(corpora["training"], corpora.get("validation"), where, config), tokenizer
+    return prepared.corpora, tokenizer
 
 
-def tokenize_parts(
-    parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: DataOptions
-) -> tuple[Part, Part]:
-    """The tokens of the training and the validation documents: see `select_parts`."""
-    documents, validation = parts
-    corpora = [documents, validation] if validation else [documents]
-    file, *held = each_share(lambda each: tokenize_documents(each, tokenizer), corpora)
-    return select_parts(file, held[0] if held else None, documents.source, config)
+def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tuple[Part, Part]:
+    """(corpus, selected documents) for training and for validation.
 
+    Without a second corpus, --validation_split_percentage of the documents are held out: a function of (seed, document,
+    count) alone. --max_train_samples and --max_eval_samples limit the number of documents.
 
-def select_parts(corpus: Corpus, validation: Corpus | None, source: str, config: DataOptions) -> tuple[Part, Part]:
-    """(corpus, selected documents) for training and for validation; `source` names the training corpus in messages.
-
-    Without a validation corpus, --validation_split_percentage of the documents are held out: see `split_documents`.
-    --max_train_samples and --max_eval_samples limit the number of documents.
-    """
-    if validation:
-        held, chosen, others = validation, Selection(), Selection()
-    else:
-        held = corpus
-        chosen, others = split_documents(corpus, source, config.validation_split_percentage, config.seed)
-    return _limited(corpus, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
-
-
-def _limited(corpus: Corpus, documents: Selection, name: str, config: DataOptions) -> Part:
-    """A corpus and the documents that the limit `name` keeps."""
-    return corpus, documents.limited(len(corpus.offsets) - 1, getattr(config, name), config.seed, f"--{name}")
-
-
-def split_documents(corpus: Corpus, source: str, percentage: int, seed: int) -> tuple[Selection, Selection]:
-    """The training and the held-out documents, a function of (seed, document, count) alone.
+    Args:
+        corpora: to train on, and, if there is one, to validate on.
+        source: the name of the first one in messages.
+        config: the settings.
 
     Raises:
         UserError: there is only one document.
     """
-    count = len(corpus.offsets) - 1
-    if count < 2:
-        raise UserError(f"{source} has one document: add documents, to train and to validate on")
-    held = min(max(1, round(count * percentage / 100)), count - 1)
-    numbers = held_out(corpus.digest, count, held, seed)
-    chosen = f"{percentage} %, chosen by --seed {seed}"
-    say(f"{source} has no validation data: {held:,} of its documents ({chosen}) are held out")
-    return Selection(numbers), Selection(numbers, excluded=False)
+    count, seed = len(corpora[0].offsets) - 1, config.seed
+    if len(corpora) > 1:
+        both = [Selection(seed), Selection(seed)]
+    else:
+        if count < 2:
+            raise UserError(f"{source} has one document: add documents, to train and to validate on")
+        percentage = config.validation_split_percentage
+        held = min(max(1, round(count * percentage / 100)), count - 1)
+        both = [Selection(seed, held), Selection(seed, held, inside=True)]
+        chosen = f"{percentage} %, chosen by --seed {seed}"
+        say(f"{source} has no validation data: {held:,} of its documents ({chosen}) are held out")
+    train = both[0].limited(count, config.max_train_samples, "--max_train_samples")
+    validate = both[1].limited(len(corpora[-1].offsets) - 1, config.max_eval_samples, "--max_eval_samples")
+    return (corpora[0], train), (corpora[-1], validate)

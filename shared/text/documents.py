@@ -6,6 +6,7 @@ default is the embedded docstrings.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,11 +15,11 @@ import pyarrow.compute as pc
 from shared.cache.prepared import key_digest, place_to_begin
 from shared.datasets import arrow_files
 from shared.datasets.readers import blocks, blocks_of_lines, find_files, is_compressed, kind_of, lines_of, opened
-from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
+from shared.datasets.rows import named, source_of
 from shared.datasets.tables import read_dataset
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.text.table_texts import batches_of, digest_of
+from shared.text.table_texts import batches_of, digest_of, text_of
 
 FLAG = "--text_column_name"
 BLOCK_ROWS = 1 << 10  # documents of a block; more if there are many
@@ -38,41 +39,35 @@ class Documents:
 
     def batches(self, rows: range) -> Iterator[list[str]]:
         """Yield the texts of some documents in lists (see `batches_of`); "" for null and white space."""
-        texts = self.texts.slice(rows.start, len(rows))
+        texts = self.texts.slice(rows.start, len(rows)).cast(pa.large_string())
         nothing = pa.scalar("", texts.type)
         texts = pc.fill_null(texts, nothing)
         return batches_of(pa.table({"text": pc.if_else(pc.utf8_is_space(texts), nothing, texts)}))
 
 
-def load_documents(config: DataOptions, text_column_name: str) -> tuple[Documents, Documents | None]:
+def load_documents(config: DataOptions, text_column_name: str) -> list[Documents]:
     """The training documents and, if the source has some, the validation documents, from the data flags of a config.
 
     Raises:
         UserError: the data does not exist or cannot be read, or a flag has no effect on it.
     """
-    if config.skip_incomplete_rows:
-        raise UserError(
-            "--skip_incomplete_rows has no effect here: documents without text are always skipped: remove the flag"
-        )
     if config.train_file:
-        train = of_files(config.train_file, "--train_file", text_column_name, config.csv_delimiter)
-        if config.validation_file is None:
-            return train, None
-        return train, of_files(config.validation_file, "--validation_file", text_column_name, config.csv_delimiter)
-    if config.dataset_name:
-        table, held_out = read_dataset(config)
-        return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
-    from shared.demo_data import texts
+        given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
+        parts = [
+            of_files(names, flag, text_column_name, config.csv_delimiter) for flag, names in given.items() if names
+        ]
+    elif config.dataset_name:
+        parts = [of_table(table, text_column_name) for table in read_dataset(config) if table is not None]
+    else:
+        from shared.demo_data import texts
 
-    if text_column_name != "text":
-        raise UserError(f"{FLAG} {text_column_name}: the embedded docstrings are in the column text: remove the flag")
-    everything = texts.documents()
-    splits = everything["split"].to_pylist()
-    both = [
-        named(everything.filter(pa.array([split == part for split in splits])), f"the embedded docstrings ({part})")
-        for part in ("train", "validation")
-    ]
-    return of_table(both[0], "text"), of_table(both[1], "text")
+        everything = texts.documents()
+        tables = {part: everything.filter(pc.equal(everything["split"], part)) for part in ("train", "validation")}
+        parts = [
+            of_table(named(table, f"the embedded docstrings ({part})"), text_column_name)
+            for part, table in tables.items()
+        ]
+    return parts
 
 
 def of_table(table: pa.Table, column_name: str) -> Documents:
@@ -81,9 +76,8 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     Raises:
         UserError: the column does not exist, or its type is not text.
     """
-    texts = column_of(table, column_name, FLAG, as_text=True)
-    refuse_other_types(texts.type, column_name, source_of(table))
-    return Documents(source_of(table), texts, digest_of(b"", table, pa.table({column_name: texts})))
+    texts = text_of(table, column_name, FLAG)
+    return Documents(source_of(table), texts, digest_of(table, pa.table({column_name: texts})))
 
 
 def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
@@ -100,15 +94,18 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     for file in files:
         with opened(file, f"{flag} {file}"):
             sizes.append(file.stat().st_size * (COMPRESSION if is_compressed(file) else 1))
-        if kind_of(file) in TEXT_FILES and column_name != "text":
-            raise UserError(f"{FLAG} {column_name}: {flag} {file} has lines and no columns: remove the flag")
 
     def read(file: Path, source: str) -> Iterator[pa.Table]:
-        empty = True
-        for texts in _texts_of(file, source, column_name, csv_delimiter):
+        tables: Iterator[pa.Table]
+        if kind_of(file) in TEXT_FILES:
+            tables = (pa.table({"text": lines_of(block)}) for _, block in blocks_of_lines(file, source))
+        else:
+            tables = blocks(file, source, csv_delimiter, column_name)
+        found: pa.Table | None = None
+        for found in tables:
+            texts = text_of(named(found, source), column_name, FLAG)
             yield pa.table({"text": texts.cast(pa.large_string())})
-            empty = False
-        if empty:
+        if found is None:
             raise UserError(f"{source} is empty")
 
     source, how = f"{flag} {' '.join(given)}", f"documents {column_name} {csv_delimiter}"
@@ -121,29 +118,6 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     return Documents(
         source, pa.chunked_array(texts, pa.large_string()), key_digest([found[group].content for group in groups])
     )
-
-
-def _texts_of(
-    file: Path, source: str, column_name: str, csv_delimiter: str | None
-) -> Iterator[pa.Array | pa.ChunkedArray]:
-    """The texts of a file, in blocks."""
-    if kind_of(file) in TEXT_FILES:
-        for _, block in blocks_of_lines(file, source):
-            yield lines_of(block)
-        return
-    for table in blocks(file, source, csv_delimiter, column_name):
-        if column_name not in table.column_names:
-            raise no_such_column(table.column_names, column_name, FLAG, source)
-        texts = table[column_name]
-        if not pa.types.is_null(texts.type):
-            refuse_other_types(texts.type, column_name, source)
-        yield texts
-
-
-def refuse_other_types(type_: pa.DataType, column_name: str, source: str) -> None:
-    """Raise UserError if the type of a column is not text."""
-    if not is_text(type_):
-        raise UserError(f"{FLAG} {column_name}: this column of {source} contains {type_}, not text")
 
 
 def small_together(sizes: Sequence[int]) -> list[range]:
@@ -165,14 +139,12 @@ def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
     Raises:
         UserError: there is no text.
     """
-    texts: list[str] = []
-    count, size = len(documents.texts), 0
-    for start in range(0, count, BLOCK_ROWS):
-        for batch in documents.batches(range(start, min(start + BLOCK_ROWS, count))):
-            for text in filter(None, batch):
-                if size < most_bytes:
-                    texts.append(text)
-                    size += len(text)
+    count, texts, size = len(documents.texts), [], 0
+    blocks = (range(start, min(start + BLOCK_ROWS, count)) for start in range(0, count, BLOCK_ROWS))
+    batches = chain.from_iterable(documents.batches(rows) for rows in blocks)
+    for text in filter(None, chain.from_iterable(batches)):
+        texts.append(text)
+        size += len(text)
         if size >= most_bytes:
             break
     if not texts:

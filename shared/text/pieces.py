@@ -1,61 +1,51 @@
 """The pieces into which the documents of a token file are cut: memory-mapped arrays, made once per machine."""
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array, shared_array
-from shared.datasets.splits import chosen_by_hash
-from shared.datasets.tables import subset
-from shared.plan.draws import Ints
+from shared.cache.prepared import arrays_writer, build_once, key_digest, ranges, read_array
+from shared.datasets.splits import hash_limit
+from shared.datasets.tables import SUBSET, limit
+from shared.plan.draws import Ints, hash64
 from shared.text.masking import Masking
 
-FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 BLOCK = 1 << 18  # documents that are cut at once; their pieces are about as many
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Some documents of a token file: all except those of `numbers`, or only those."""
+    """Which documents of a corpus are used: a function of these settings and of the number of documents alone.
 
-    numbers: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # ascending
-    excluded: bool = True  # whether `numbers` are the documents that are not selected
-
-    def count(self, documents: int) -> int:
-        """How many of a file's `documents` are selected."""
-        return documents - len(self.numbers) if self.excluded else len(self.numbers)
-
-    def between(self, start: int, end: int) -> Ints:
-        """The ascending numbers of the selected documents in `start` ... `end` - 1."""
-        inside = self.numbers[slice(*np.searchsorted(self.numbers, (start, end)))]
-        return np.setdiff1d(np.arange(start, end), inside, assume_unique=True) if self.excluded else inside
-
-    def limited(self, documents: int, most: int | None, seed: int, flag: str) -> "Selection":
-        """At most `most` of the selected documents, chosen by `seed`; `flag` is the one that `most` comes from."""
-        if (rows := subset(self.count(documents), most, seed, flag)) is None:
-            return self
-        if self.excluded:  # each row comes after so many documents that are left out
-            numbers = rows + np.searchsorted(self.numbers - np.arange(len(self.numbers)), rows, side="right")
-        else:
-            numbers = self.numbers[rows]
-        return Selection(shared_array(lambda: [numbers], np.int64), excluded=False)
-
-
-def held_out(digest: str, documents: int, held: int, seed: int) -> Ints:
-    """The ascending numbers of the `held` documents that `seed` holds out of the file with this digest: memory-mapped.
-
-    They are those with the smallest hashes of (seed, document). The first process of a machine finds them.
+    The held-out documents are those with the smallest hashes of (seed, document).
     """
 
-    def build(folder: Path) -> None:
-        np.save(folder / "documents.npy", chosen_by_hash(documents, held, seed))
+    seed: int = 0
+    held: int = 0  # how many documents are held out
+    inside: bool = False  # whether these are used, or the others
+    most: int | None = None  # how many of them are used; None: all
 
-    name = key_digest(FORMAT, digest, documents, held, seed)
-    return read_array(build_once(f"held-out-{name}", build) / "documents.npy")
+    def limited(self, documents: int, most: int | None, flag: str) -> "Selection":
+        """At most `most` of the used documents out of `documents`; `flag` is the one that `most` comes from."""
+        return replace(self, most=limit(self.held if self.inside else documents - self.held, most, flag))
+
+    def numbers(self, documents: int, blocks: Iterable[tuple[int, int]]) -> Iterator[Ints]:
+        """Yield the ascending numbers of the used documents in each block (first, end) of all `documents`, in order."""
+        rows = self.held if self.inside else documents - self.held
+        largest_held = hash_limit(documents, self.held, self.seed) if self.held else None
+        largest = None if self.most is None else hash_limit(rows, self.most, self.seed, SUBSET)
+        first_row = 0  # of a block, counting the documents before it that `inside` leaves
+        for first, end in blocks:
+            found = np.arange(first, end)
+            if largest_held is not None:
+                found = found[(hash64(self.seed, found.astype(np.uint64)) <= largest_held) == self.inside]
+            row = np.arange(first_row, first_row + len(found), dtype=np.uint64)
+            first_row += len(found)
+            yield found if largest is None else found[hash64(self.seed, SUBSET, row) <= largest]
 
 
 @dataclass(frozen=True)
@@ -87,17 +77,15 @@ def cut_into_pieces(
 
     def build(folder: Path) -> None:
         with arrays_writer(folder, {}) as append:
-            for first, last in _blocks(offsets, room):
-                starts, sizes = _cut(offsets, selection.between(first, last), room)
+            for documents in selection.numbers(len(offsets) - 1, _blocks(offsets, room)):
+                starts, sizes = _cut(offsets, documents, room)
                 counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
                 append({"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()})
         lengths = read_array(folder / "lengths.npy")
         np.save(folder / "facts.npy", [lengths.argmax() if len(lengths) else 0, lengths.sum(dtype=np.int64)])
 
-    settings = (FORMAT, digest, len(offsets), int(offsets[-1]), selection.excluded, room, special, masking.probability)
-    key = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    key.update(selection.numbers.data)
-    folder = build_once(f"pieces-{key.hexdigest()}", build)
+    key = (FORMAT, digest, len(offsets), int(offsets[-1]), selection, room, special, masking.probability)
+    folder = build_once(f"pieces-{key_digest(*key)}", build)
     starts, lengths, masked = (read_array(folder / f"{name}.npy") for name in ("starts", "lengths", "masked"))
     longest, total = read_array(folder / "facts.npy").tolist()
     return Pieces(starts, lengths, masked, longest, total)
@@ -117,6 +105,6 @@ def _cut(offsets: Ints, documents: Ints, room: int) -> tuple[Ints, Ints]:
     """Where the pieces of documents begin, and how many tokens each has, without special tokens."""
     begins, sizes = offsets[documents], offsets[documents + 1] - offsets[documents]
     pieces = -(-sizes // room)
-    number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
+    number = ranges(np.zeros_like(pieces), pieces)  # of a piece in its document
     starts = np.repeat(begins, pieces) + number * room
     return starts, np.minimum(np.repeat(sizes, pieces) - number * room, room)

@@ -11,14 +11,15 @@
 tokens to this machine.
 """
 
+import filecmp
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.disk import is_url, remedy, sync
 from shared.errors import UserError
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder
-from shared.text.remote_tokens import RemoteBlocks, RemoteTokens, block_digest, reserve
+from shared.text.remote_tokens import RemoteTokens, block_digest, reserve
 from shared.text.token_files import Corpus
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ BLOCK_BYTES = 1 << 16  # of new folders: about as long as the answer to a reques
 REQUEST_BYTES = 1 << 23  # of an index file that is copied from a URL
 DEFAULT_CACHE_GB = 16.0
 INDEX, BLOCKS, TOKENIZER = "index.json", "blocks.npy", "tokenizer"
+OFFSETS, TOKENS = "offsets.npy", "tokens.npy"  # of each corpus
 
 
 @dataclass(frozen=True)
 class PreparedFolder:
     """An opened folder."""
 
-    corpora: dict[str, Corpus]  # training, and validation if it was prepared from files of its own
+    corpora: list[Corpus]  # training, and validation if it was prepared from files of its own
     vocabulary: str  # the digest of the tokenizer's vocabulary
     trained: tuple[str, int] | None  # type and size of the vocabulary, if the tokenizer was trained for a new model
     tokenizer: Path  # its folder, on this machine
@@ -102,13 +104,14 @@ def write_prepared(
         listed, digests = {}, []
         for name, corpus in corpora.items():
             (folder / name).mkdir(exist_ok=True)
-            _copy(corpus.folder / "offsets.npy", folder / name / "offsets.npy")
-            digests.append(_copy(corpus.folder / "tokens.npy", folder / name / "tokens.npy"))
-            tokens, size = corpus.tokens, (folder / name / "tokens.npy").stat().st_size
+            for file in (OFFSETS, TOKENS):
+                _copy(corpus.folder / file, folder / name / file)
+            digests.append(_block_digests(folder / name / TOKENS))
+            tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
             counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
             listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
         np.save(folder / BLOCKS, np.concatenate(digests))
-        small = [folder / BLOCKS, *(folder / name / "offsets.npy" for name in corpora), *(folder / TOKENIZER).iterdir()]
+        small = [folder / BLOCKS, *(folder / name / OFFSETS for name in corpora), *(folder / TOKENIZER).iterdir()]
         index = {
             "format": FORMAT,
             "vocabulary": vocabulary,
@@ -125,15 +128,13 @@ def write_prepared(
         sync(folder)
 
 
-def _copy(source: Path, target: Path) -> NDArray[np.uint64]:
-    """Copy a file, unless the target has the same content; return the digests of its blocks."""
-    digests = _block_digests(source)
-    if not target.exists() or not np.array_equal(_block_digests(target), digests):
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, unless the target has the same content."""
+    if not target.exists() or not filecmp.cmp(source, target, shallow=False):
         half = target.with_name(f"{target.name}.partial")
         shutil.copyfile(source, half)
         sync(half)
         half.rename(target)
-    return digests
 
 
 def _block_digests(file: Path) -> NDArray[np.uint64]:
@@ -154,28 +155,22 @@ def _digest_of_index(index: Mapping[str, Any]) -> str:
 # Reading
 
 
-def open_prepared(where: str, cache_gb: float | None, samples: int, max_length: int) -> PreparedFolder:
-    """Open a prepared folder on this machine or behind a URL.
-
-    Args:
-        where: --prepared_data.
-        cache_gb: --cache_gb.
-        samples, max_length: samples of a step and tokens of a sample, for which the cache must have room.
+def open_prepared(where: str, cache_gb: float | None) -> PreparedFolder:
+    """Open the prepared folder --prepared_data on this machine or behind a URL, with a cache of `cache_gb` GB.
 
     Raises:
-        UserError: a file is missing, damaged or cannot be read, or --cache_gb has no effect or is too small.
+        UserError: a file is missing, damaged or cannot be read, or --cache_gb has no effect, or the disk no room.
     """
     source = f"{FLAG} {where}"
-    blocks: RemoteBlocks | None = None
     if is_url(where):
         remote = RemoteFolder(where, FLAG)
         index = _parsed(remote.read(INDEX, patience=PATIENCE_AT_START), source)
         here = build_once(f"prepared-{index['digest']}", partial(_copy_small_files, remote, index["files"]))
-        blocks = _blocks(remote, index, here, cache_gb, samples, max_length)
+        tokens = _remote_tokens(remote, index, here, DEFAULT_CACHE_GB if cache_gb is None else cache_gb)
     else:
         if cache_gb is not None:
             raise UserError(f"--cache_gb {cache_gb:g} has no effect on {source}, a folder here: remove it")
-        here = Path(where)
+        here, tokens = Path(where), {}
         if not (here / INDEX).is_file():
             raise UserError(
                 f"{source} has no {INDEX}: give the folder that python -m shared.prepare --to {where} RECIPE FLAGS "
@@ -187,33 +182,28 @@ def open_prepared(where: str, cache_gb: float | None, samples: int, max_length: 
                 f"{source}/{name} is missing or differs from the index: prepare the data again, or copy the folder "
                 "again"
             )
-    corpora = {}
-    for number, (name, corpus) in enumerate(index["corpora"].items()):
-        place = number, corpus["begin"], corpus["tokens"], corpus["dtype"]
-        corpora[name] = Corpus(here / name, corpus["digest"], RemoteTokens(blocks, *place) if blocks else None)
+    corpora = [Corpus(here / name, each["digest"], tokens.get(name)) for name, each in index["corpora"].items()]
     trained = index["trained"] and tuple(index["trained"])
     return PreparedFolder(corpora, index["vocabulary"], trained, here / TOKENIZER)
 
 
-def _blocks(
-    remote: RemoteFolder, index: Mapping[str, Any], here: Path, cache_gb: float | None, samples: int, max_length: int
-) -> RemoteBlocks:
-    """The blocks of the tokens behind a URL, with a cache that has room for those of a step."""
-    corpora, length = index["corpora"], index["block_bytes"]
-    blocks = sum(-(-corpus["bytes"] // length) for corpus in corpora.values())
-    width = max(np.dtype(corpus["dtype"]).itemsize for corpus in corpora.values())
-    of_sample = 1 + -(-(max_length * width - 1) // length)  # the most that it may touch
-    of_step = min(blocks, samples * of_sample)
-    given = DEFAULT_CACHE_GB if cache_gb is None else cache_gb
-    size = min(blocks, int(given * 1e9) // length)
-    if size < of_step:
-        unit = 10.0 ** (math.floor(math.log10(of_step * length / 1e9)) - 1)  # two digits
-        least = math.ceil(of_step * length / 1e9 / unit) * unit
-        raise UserError(f"--cache_gb {given:g} is too small for the blocks of one step: give {least:g} or more")
+def _remote_tokens(
+    remote: RemoteFolder, index: Mapping[str, Any], here: Path, cache_gb: float
+) -> dict[str, RemoteTokens]:
+    """The tokens of the corpora behind a URL, with their cache, which has room for at least one block."""
+    corpora, length, first_blocks = index["corpora"], index["block_bytes"], _first_blocks(index)
     cache = cache_dir() / f"blocks-{index['digest']}"
-    reserve(cache, size * length, "--cache_gb")
-    files = [(f"{name}/tokens.npy", corpus["bytes"]) for name, corpus in corpora.items()]
-    return RemoteBlocks(remote, files, length, here / BLOCKS, cache)
+    reserve(cache, length * max(1, min(first_blocks[-1], int(cache_gb * 1e9) // length)), "--cache_gb")
+    return {
+        name: RemoteTokens(remote, f"{name}/{TOKENS}", corpus, length, first, here / BLOCKS, cache)
+        for (name, corpus), first in zip(corpora.items(), first_blocks, strict=False)
+    }
+
+
+def _first_blocks(index: Mapping[str, Any]) -> list[int]:
+    """The number of the first block of the tokens of each corpus, and the number of all blocks."""
+    blocks = (-(-corpus["bytes"] // index["block_bytes"]) for corpus in index["corpora"].values())
+    return [*accumulate(blocks, initial=0)]
 
 
 def _parsed(content: bytes, source: str) -> dict[str, Any]:
@@ -255,15 +245,13 @@ def _damaged(folder: Path, index: Mapping[str, Any]) -> Iterator[str]:
     for name, (_, expected) in index["files"].items():
         if not (folder / name).is_file() or _digest(folder / name) != expected:
             yield name
-    digests, first, length = read_array(folder / BLOCKS), 0, index["block_bytes"]
-    for corpus, described in index["corpora"].items():
-        file, size = folder / corpus / "tokens.npy", described["bytes"]
-        last = -(-size // length) - 1
-        if not file.is_file() or file.stat().st_size != size:
-            yield f"{corpus}/tokens.npy"
+    digests, length, firsts = read_array(folder / BLOCKS), index["block_bytes"], _first_blocks(index)
+    for (corpus, described), first, end in zip(index["corpora"].items(), firsts, firsts[1:], strict=False):
+        file = folder / corpus / TOKENS
+        if not file.is_file() or file.stat().st_size != described["bytes"]:
+            yield f"{corpus}/{TOKENS}"
         with file.open("rb") as stream:
-            for block in (0, last):
-                stream.seek(block * length)
-                if block_digest(stream.read(length)) != digests[first + block]:
-                    yield f"{corpus}/tokens.npy"
-        first += last + 1
+            for block in (first, end - 1):
+                stream.seek((block - first) * length)
+                if block_digest(stream.read(length)) != digests[block]:
+                    yield f"{corpus}/{TOKENS}"

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from shared.cache.prepared import key_digest
 from shared.datasets.rows import FILL_IN, column_of, content_of, is_text, source_of, where
 from shared.errors import UserError
 
@@ -23,13 +23,15 @@ def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
     """The text columns of a table; UserError for a type that is not text."""
     if not 1 <= len(text_columns) <= 2:
         raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
-    columns = []
-    for name in text_columns:
-        column = column_of(table, name, FLAG, as_text=True)
-        if not (is_text(column.type) or pa.types.is_null(column.type)):
-            raise UserError(f"{FLAG} {name}: this column of {source_of(table)} contains {column.type}, not text")
-        columns.append(column)
-    return pa.table(columns, list(text_columns))
+    return pa.table([text_of(table, name, FLAG) for name in text_columns], list(text_columns))
+
+
+def text_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
+    """A column of text, or of nulls; UserError, which names `flag`, if it does not exist or has another type."""
+    column = column_of(table, name, flag, as_text=True)
+    if not (is_text(column.type) or pa.types.is_null(column.type)):
+        raise UserError(f"{flag} {name}: this column of {source_of(table)} contains {column.type}, not text")
+    return column
 
 
 def refuse_empty(table: pa.Table, columns: pa.Table) -> None:
@@ -68,30 +70,14 @@ def columns_in_batches(columns: pa.Table) -> Iterator[list[str]]:
     return chain.from_iterable(batches_of(columns.select([place])) for place in range(columns.num_columns))
 
 
-def with_progress(columns: pa.Table) -> Iterator[list[str]]:
-    """Yield the texts of all columns in lists, with a tqdm progress bar instead of the trainer's own."""
-    total = columns.num_rows * columns.num_columns
-    with tqdm(total=total, desc="training the tokenizer", unit=" texts", mininterval=0.5) as bar:
-        for batch in columns_in_batches(columns):
-            yield batch
-            bar.update(len(batch))
-
-
-def digest_of(settings: bytes, table: pa.Table, columns: pa.Table) -> str:
-    """A digest of settings and texts, independent of Arrow's chunk boundaries.
+def digest_of(table: pa.Table, columns: pa.Table) -> str:
+    """A digest of the texts in `columns` of a table, independent of Arrow's chunk boundaries.
 
     The texts of a memory-mapped table are not read: it has a digest of all its rows.
     """
-    digest = hashlib.blake2b(hashlib.blake2b(settings).digest(), digest_size=16)
     if content := content_of(table):
-        digest.update(repr((content, columns.column_names)).encode())
-        return digest.hexdigest()
-    for column in columns.columns:
-        lengths = hashlib.blake2b()
-        for chunk in column.cast(pa.large_string()).chunks:
-            _, offset_buffer, text_buffer = chunk.buffers()
-            offsets = np.frombuffer(offset_buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-            lengths.update(np.diff(offsets).tobytes())
-            digest.update(memoryview(text_buffer)[offsets[0] : offsets[-1]])
-        digest.update(lengths.digest())
+        return key_digest(content, columns.column_names)
+    digest = hashlib.blake2b(digest_size=16)
+    for batch in columns.combine_chunks().to_batches(BATCH_ROWS):
+        digest.update(repr([column.to_pylist() for column in batch.columns]).encode())
     return digest.hexdigest()

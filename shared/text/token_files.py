@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
-from shared.cache.prepared import Arrays, key_digest, read_array, text_once
+from shared.cache.prepared import Arrays, key_digest, ranges, read_array, text_once
 from shared.errors import UserError, say
 from shared.pretrained.tokenizers import check_unknown
 from shared.text.documents import BLOCK_ROWS, Documents
@@ -177,8 +177,8 @@ class MaskedDocuments(Dataset):
         spans = (self.tokens[start : start + size] for start, size in zip(self.starts[samples], sizes, strict=True))
         tokens = np.concatenate([part for span in spans for part in (self.before, span, self.after)])
         owner = np.repeat(np.arange(len(samples)), sizes)
-        place = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
-        where = (np.cumsum(lengths) - lengths)[owner] + len(self.before) + place  # of each token of the texts
+        place = ranges(np.zeros_like(sizes), sizes)
+        where = ranges(np.cumsum(lengths) - lengths + len(self.before), sizes)  # of each token of the texts
         text = tokens[where]
         chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)
         labels, whose = text[chosen], owner[chosen]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
-from shared.cache.prepared import Arrays, build_once, cache_dir, mapped_file, read_array, text_once
+from shared.cache.prepared import Arrays, build_once, cache_dir, key_digest, mapped_file, ranges, read_array, text_once
 from shared.datasets.rows import source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
@@ -27,7 +27,6 @@ from shared.text.table_texts import (
     empty_rows,
     refuse_empty,
     texts_of,
-    with_progress,
 )
 
 if TYPE_CHECKING:
@@ -85,8 +84,7 @@ class TokenizedText(Dataset):
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Rows:
         """The items of `samples` as one array of each kind, in a third of the time; epochs are ignored."""
         lengths = self.lengths[samples].astype(np.int64)
-        ends = lengths.cumsum()
-        tokens = (self.offsets[samples] - ends + lengths).repeat(lengths) + np.arange(ends[-1])
+        tokens = ranges(self.offsets[samples], lengths)
         types = None if self.token_type_ids is None else self.token_type_ids[tokens]
         return lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples]
 
@@ -101,9 +99,8 @@ class TokenizedText(Dataset):
         targets = self._targets_or_file()
         if isinstance(targets, np.ndarray) or self.folder.parent != cache_dir():
             return self._digest()
-        words = f"{self.folder.name} {targets and targets.parent.name}".encode()
-        name = f"digest-{hashlib.blake2b(words, digest_size=16).hexdigest()}"
-        return text_once(name, "digest", self._digest)
+        key = key_digest(self.folder.name, targets and targets.parent.name)
+        return text_once(f"digest-{key}", "digest", self._digest)
 
     def _digest(self) -> str:
         content = hashlib.blake2b(digest_size=16)
@@ -175,16 +172,20 @@ def tokenize(
         part = columns.slice(rows.start, len(rows))
         if any(len(empty_rows(column)) for column in part.columns):
             refuse_empty(table, columns)
+        row = rows.start
         for batch in batches_of(part):
             ids, lengths, types = encoder.encode(batch)
             if not lengths.all():
-                raise _without_tokens(table, columns.slice(0, rows.stop), encoder)
+                raise UserError(
+                    f"{where(table, row + int(lengths.argmin()))} has a text without tokens: remove the row"
+                )
+            row += len(batch)
             unknown = np.array([np.count_nonzero(ids == encoder.unknown)])
             arrays = {"input_ids": ids, "offsets": np.cumsum(lengths), "lengths": lengths.astype(np.int32)}
             yield arrays | {"unknown": unknown} | ({"token_type_ids": types} if encoder.with_types else {})
 
     division = Division(
-        f"tokens-{digest_of(encoder.identity, table, columns)}",
+        f"tokens-{key_digest(encoder.identity, digest_of(table, columns))}",
         parts_of(table.num_rows, BLOCK_ROWS, make),
         f"tokenizing {source_of(table)}",
         places={"offsets": "input_ids"},
@@ -195,12 +196,6 @@ def tokenize(
     unknown = int(read_array(data.folder / "unknown.npy").sum())
     check_unknown(source_of(table), unknown, len(data.input_ids) - special * len(data))
     return data
-
-
-def _without_tokens(table: pa.Table, columns: pa.Table, encoder: Encoder) -> UserError:
-    """The error for the first row without tokens: the same one, whichever such row a process meets."""
-    lengths = np.concatenate([encoder.encode(batch)[1] for batch in batches_of(columns)])
-    return UserError(f"{where(table, int(lengths.argmin()))} has a text without tokens: remove the row")
 
 
 def train_tokenizer(
@@ -236,8 +231,8 @@ def train_tokenizer(
         )
         tokenizer.save(str(folder / "tokenizer.json"))
 
-    settings = (FORMAT, tokenizers.__version__, kind, vocab_size)
-    folder = build_once(f"tokenizer-{digest_of(repr(settings).encode(), table, columns)}", build)
+    key = key_digest(FORMAT, tokenizers.__version__, kind, vocab_size, digest_of(table, columns))
+    folder = build_once(f"tokenizer-{key}", build)
     return PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"),
         model_max_length=max_length,
@@ -254,9 +249,8 @@ def _train_bpe(columns: pa.Table, vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
     )
-    tokenizer.train_from_iterator(with_progress(columns), trainer)
+    tokenizer.train_from_iterator(columns_in_batches(columns), trainer, columns.num_rows * columns.num_columns)
     return tokenizer
 
 
@@ -279,8 +273,8 @@ def _train_wordpiece(columns: pa.Table, vocab_size: int) -> Tokenizer:
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizer
     numbered_first = special_tokens + [f"##{character}" for character in inside_words]
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=numbered_first, show_progress=False)
-    trained.train_from_iterator(with_progress(columns), trainer)
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=numbered_first)
+    trained.train_from_iterator(columns_in_batches(columns), trainer, columns.num_rows * columns.num_columns)
 
     tokenizer = Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.datasets import splits
-from shared.datasets.splits import chosen_by_hash, share_of_each
+from shared.datasets.splits import share_of_each
 from shared.errors import UserError
 from shared.plan import batches
 from shared.plan.batches import Plan
@@ -99,14 +99,6 @@ def test_an_evaluation_in_blocks_has_each_sample_once_and_equal_counts_where_req
     assert sorted(samples) == list(range(1000))
     assert all((lengths[m.samples].max() + 10) * len(m.samples) <= 200 for mine in in_blocks for m in mine)
     assert not equal_counts or len({*map(len, in_blocks)}) == 1
-
-
-@given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**64 - 1))
-def test_rows_are_chosen_by_hash_block_by_block(count, most, seed):
-    expected = np.sort(np.argsort(hash64(seed, 3, np.arange(count, dtype=np.uint64)), kind="stable")[:most])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(splits, "BLOCK", 16)
-        assert chosen_by_hash(count, most, seed, 3).tolist() == expected.tolist()
 
 
 @settings(max_examples=40, deadline=None)

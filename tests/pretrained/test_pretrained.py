@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -26,12 +28,15 @@ from transformers import (
 from shared.errors import UserError
 from shared.pretrained.from_pretrained import (
     ALIGNMENT,
+    FrozenModel,
     align,
     checkpoint_activations,
     label_order,
     label_weights,
     load_classifier,
+    load_pretrained,
 )
+from shared.pretrained.tokenizers import load_tokenizer
 
 
 def unaligned_copy(weights):
@@ -178,3 +183,23 @@ def test_the_last_layer_is_found(kind, config, last, labels):
         {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 20} if kind is GPT2ForSequenceClassification else TINY
     )
     assert label_weights(kind(config(**sizes, num_labels=labels, pad_token_id=0))) == last
+
+
+# A second model, which is frozen
+
+
+def test_a_frozen_model_in_another_one_is_neither_trained_nor_saved():
+    student = nn.Linear(3, 2)
+    student.teacher = FrozenModel(Accelerator(cpu=True), nn.Sequential(nn.Linear(3, 3), nn.Dropout()))
+    student.train()
+    assert student.state_dict().keys() == {"weight", "bias"}
+    rows = torch.ones(2, 3, requires_grad=True)
+    first, second = student.teacher(rows), student.teacher(rows)
+    assert torch.equal(first, second), "dropout is off"
+    assert not first.requires_grad
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, lambda *args, **more: load_pretrained("AutoModel", *args, **more)])
+def test_a_wrong_path_is_reported_under_the_flag_that_gives_it(load):
+    with pytest.raises(UserError, match=r"^--teacher_name_or_path /nowhere has no config\.json"):
+        load("/nowhere", flag="--teacher_name_or_path")

@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from shared.config import options
 from shared.errors import UserError
 from shared.pretrained.tokenizers import load_tokenizer
-from shared.text.tokenized import Padding
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -33,17 +32,6 @@ def test_a_model_without_tokenizer_files_is_refused(tmp_path, kind):
         load_tokenizer(str(tmp_path))
     assert str(caught.value).startswith(f"--model_name_or_path {tmp_path}: ")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("recipe", ["nlp", "mlm"])
-def test_a_recipe_refuses_such_a_model_before_it_writes_anything(texts, alone, tmp_path, recipe):
-    folder = shutil.copytree(alone / "model", tmp_path / "model")
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-    AutoConfig.for_model("bert").save_pretrained(folder)
-    message = runs.refusal(train, recipe, tmp_path / "run", *texts, "--model_name_or_path", folder)
-    assert message.startswith(f"--model_name_or_path {folder}: its tokenizer knows no words")
-    assert not list((tmp_path / "run").rglob("*.yaml"))
 
 
 def train(recipe, output, *flags):
@@ -98,14 +86,8 @@ def test_texts_with_few_words_of_the_vocabulary_give_a_warning_and_those_with_no
         rows = [(" ".join(["щ"] * n + ["a"] * (10 - n)), "xy"[i % 2]) for i, n in enumerate(unknown_of_ten)]
         with (tmp_path / "train.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *rows])
-        return [
-            "--train_file",
-            tmp_path / "train.csv",
-            "--model_name_or_path",
-            tmp_path / "model",
-            "--max_train_steps",
-            1,
-        ]
+        files = ["--train_file", tmp_path / "train.csv", "--model_name_or_path", tmp_path / "model"]
+        return [*files, "--max_train_steps", 1]
 
     shutil.copytree(alone / "model", tmp_path / "model")
     if recipe == "mlm":
@@ -217,7 +199,6 @@ def test_a_bert_whose_tokenizer_lost_its_padding_token_gets_its_own_back(alone, 
     tokenizer = load_tokenizer(str(folder))
     assert tokenizer.pad_token == "[PAD]"
     assert "[PAD] is used" in capsys.readouterr().err
-    assert Padding(tokenizer.pad_token_id).pad_token_id == 0
 
 
 def test_a_tokenizer_without_padding_and_end_tokens_is_refused(ending, tmp_path):

@@ -40,7 +40,7 @@ REFUSED = {
     "token_classification": [
         (["--max_length", 24, "--stride", 22], "--max_length 24 leaves room for 22 tokens of text"),
         (["--max_length", 2, "--stride", 0], "--max_length 2 leaves room for 0 tokens"),
-        (["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on tagged texts"),
+        (["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on --train_file"),
         (["--label_column_name", "ner"], "--label_column_name ner: --train_file "),
     ],
     "embeddings": [

@@ -8,7 +8,6 @@ import pytest
 import runs
 from range_server import RangeServer
 
-from shared.disk import is_url
 from shared.errors import UserError
 from shared.remote import object_store
 from shared.remote.object_store import RemoteFolder
@@ -99,13 +98,8 @@ def test_a_file_that_was_cut_short_or_changed_is_read_three_times_and_then_refus
         assert refusal(server.url, "a", range(250, 260)) == f"{message} there again"
         assert server.requests["a"] == 3
         assert refusal(server.url, "a", range(5), lambda content: content == b"other") == f"{message} there again"
-
-
-def test_bytes_that_were_damaged_on_their_way_are_read_again(folder):
-    damaged = iter([False, False, True])
-    with RangeServer(folder) as server:
-        remote = RemoteFolder(server.url, "--prepared_data")
-        assert remote.read("a", range(5), lambda _: next(damaged)) == CONTENT[:5]
+        damaged, remote = iter([False, False, True]), RemoteFolder(server.url, "--prepared_data")
+        assert remote.read("a", range(5), lambda _: next(damaged)) == CONTENT[:5], "damaged on their way"
 
 
 def test_a_server_without_ranges_is_refused(folder, monkeypatch):
@@ -119,10 +113,3 @@ def test_a_missing_client_or_an_unknown_kind_of_url_is_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     assert "s3://bucket/x/a cannot be read (ImportError: Install s3fs to access S3" in refusal("s3://bucket/x", "a")
     assert "cannot be read (ValueError: Protocol not known: s4)" in refusal("s4://bucket/x", "a")
-
-
-def test_urls_are_told_from_paths():
-    assert is_url("s3://bucket/folder")
-    assert is_url("https://host/folder")
-    assert not is_url("out/folder")
-    assert not is_url("/folder")

@@ -13,14 +13,12 @@ import runs
 from large_data import in_both_ways
 from toy_data import tagged_rows, write_tagged
 
-from shared import prepare
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
 from shared.datasets import arrow_files, readers, rows
 from shared.tagging import pieces, tags, windows
 
-RECIPE = runs.ROOT / "recipes/token_classification.py"
 FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
 LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (arrow_files, "IN_MEMORY"): -1,
@@ -106,6 +104,7 @@ def test_large_texts_give_the_same_run_as_small_ones(tmp_path, capsys, form):
 
 GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
 BAD = {
+    "unknown": [GOOD] * 20 + [{"tokens": ["b"], "tags": ["I-Z"]}] + [GOOD] * 20,
     "sizes": [GOOD] * 20 + [{"tokens": ["a"], "tags": []}] + [GOOD] * 20 + [{"tokens": ["a"], "tags": ["O", "O"]}],
     "gap": [GOOD] * 33 + [{"tokens": ["a", None], "tags": ["O", "O"]}],
     "empty": [{"tokens": [" "], "tags": ["O"]}] * 40,
@@ -117,18 +116,11 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_large_texts_are_refused_with_the_line_of_small_ones(tmp_path, name):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in BAD[name]))
-    small, large = in_both_ways(lambda: load(["--train_file", str(tmp_path / "a.jsonl"), *FLAGS]), LARGE)
-    assert isinstance(small, str)
-    assert small == large
-
-
-def test_unknown_tags_are_refused_with_the_line_of_small_texts(tmp_path):
-    for name, text in (("train", "a O\nb B-X\n\n" * 30), ("unknown", "a O\n\n" * 20 + "b I-Z\n\n" + "a O\n\n" * 20)):
-        (tmp_path / f"{name}.conll").write_text(text)
-    files = [f"{tmp_path}/train.conll", "--validation_file", f"{tmp_path}/unknown.conll"]
-    small, large = in_both_ways(lambda: load(["--train_file", *files, *FLAGS]), LARGE)
-    assert re.search(r"row 21 of .* has the tag I-Z, .* \(known: B-X, O\)", small)
+    for part, lines in (("train", [GOOD] * 20 if name == "unknown" else BAD[name]), ("validation", BAD[name])):
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    files = [f"--{part}_file={tmp_path}/{part}.jsonl" for part in ("train", "validation")]
+    small, large = in_both_ways(lambda: load([*files, *FLAGS]), LARGE)
+    assert re.search(r"row 21 of .* has the tag I-Z, .* \(known: B-X, O\)" if name == "unknown" else "", small)
     assert small == large
 
 
@@ -155,23 +147,3 @@ def test_two_processes_write_the_bytes_of_one(flags, large, tmp_path, monkeypatc
     runs.fork(in_another_process, (flags, tmp_path / "other", 2), 2)
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "other"))
     assert content() == alone
-
-
-def test_the_tasks_of_an_array_tokenize_together_ahead_of_training(flags, large, tmp_path, monkeypatch, capsys):
-    flags = [*flags, "--output_dir", str(tmp_path / "run")]
-    prepare.prepare(RECIPE, flags, (0, 2))
-    captured = capsys.readouterr()
-    assert re.search(
-        r"--shard 0/2: prepared in \d+ s; tokenizing --train_file .*: 2 of 5 parts are left to other tasks; tokenizing "
-        "--validation_file .*: 1 of 2 parts are left to other tasks, or to this command without --shard$",
-        captured.err,
-        re.MULTILINE,
-    )
-    assert captured.out == ""
-    prepare.prepare(RECIPE, flags, (1, 2))
-    assert re.search(r"^training +[\d,]+ samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
-    train, validation, *_ = load(flags)
-    digests = train.digest(), validation.digest()
-
-    runs.forbid_preparing(monkeypatch)
-    assert tuple(data.digest() for data in load(flags)[:2]) == digests

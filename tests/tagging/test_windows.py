@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.cache.prepared import ranges
 from shared.tagging import windows as module
 from shared.tagging.pieces import cut_words
-from shared.tagging.windows import TaggedWords, cut_into_windows, ranges
+from shared.tagging.windows import TaggedWords, cut_into_windows
 from shared.text.tokenized import train_tokenizer
 
 PASSAGES = [

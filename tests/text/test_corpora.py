@@ -13,8 +13,7 @@ import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from toy_data import WORDS, word_tokenizer
 
 from shared.cache import prepared
 from shared.datasets import arrow_files
@@ -27,8 +26,8 @@ from shared.plan.loading import Loader
 from shared.pretrained.tokenizers import special_tokens_around
 from shared.text import documents as documents_module
 from shared.text import table_texts, token_files
-from shared.text.corpus import split_documents, tokenize_parts
-from shared.text.documents import load_documents, of_files, of_table
+from shared.text.corpus import select_parts
+from shared.text.documents import of_files, of_table
 from shared.text.encoder import Encoder
 from shared.text.masking import Masking, masking_for
 from shared.text.pieces import Selection
@@ -39,7 +38,6 @@ from shared.text.token_files import (
 )
 from shared.text.tokenized import train_tokenizer
 
-WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 TEXTS = [" ".join(WORDS[i * k % 8] for k in range(i % 23)) for i in range(300)]  # one in 23 has no text
 ROWS = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
 FEW = 9  # documents in a small file
@@ -57,12 +55,6 @@ def small_blocks(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
     for (module, name), value in SMALL.items():
         monkeypatch.setattr(module, name, value)
-
-
-def word_tokenizer():
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", "[MASK]", *WORDS])}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", mask_token="[MASK]")
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +84,9 @@ def of_texts(texts, tokenizer):
     return tokenize_documents(of_table(named(pa.table({"text": texts}), "here"), "text"), tokenizer)
 
 
-def masked(corpus, tokenizer, max_length, documents=None):
+def masked(corpus, tokenizer, max_length):
     around = special_tokens_around(tokenizer)
-    return MaskedDocuments(corpus, documents or Selection(), max_length, around, masking_for(tokenizer, 0.3), 0)
+    return MaskedDocuments(corpus, Selection(), max_length, around, masking_for(tokenizer, 0.3), 0)
 
 
 # Division
@@ -163,14 +155,6 @@ def test_a_written_mask_token_stays_text_and_documents_without_text_are_skipped(
             of_texts(["", " "], tokenizer)
 
 
-def test_tokens_are_stored_once_by_content(tmp_path, monkeypatch):
-    for name in ("one", "copy"):
-        (tmp_path / f"{name}.txt").write_text("\n".join(TEXTS))
-    first = tokenize_documents(of_files([str(tmp_path / "one.txt")], "--train_file", "text"), word_tokenizer())
-    monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
-    assert tokenize_documents(of_files([str(tmp_path / "copy.txt")], "--train_file", "text"), word_tokenizer()) == first
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(3, 40))
 def test_pieces_hold_every_token_once_and_are_at_most_max_length(tmp_path_factory, sizes, max_length):
@@ -216,36 +200,28 @@ def test_two_epochs_mask_different_tokens_and_workers_mask_the_same():
 # Parts
 
 
-def test_a_held_out_part_is_a_function_of_the_seed(capsys):
-    tokenizer = word_tokenizer()
-    corpus = of_texts(["one two"] * 50, tokenizer)
+def numbers_of(selection, documents=50):
+    return np.concatenate([*selection.numbers(documents, [(0, 20), (20, documents)])]).tolist()
 
-    def numbers(seed):
-        return [part.between(0, 50).tolist() for part in split_documents(corpus, "here", 10, seed)]
 
-    train, held = numbers(0)
+def test_a_held_out_part_is_a_function_of_the_seed_and_limits_keep_some_documents_of_each_part(capsys):
+    corpus = of_texts(["one two"] * 50, word_tokenizer())
+
+    def numbers(count=1, **changes):
+        return [numbers_of(part) for _, part in select_parts([corpus] * count, "here", DataOptions(**changes))]
+
+    train, held = numbers()
     assert sorted([*train, *held]) == [*range(50)]
     assert len(held) == 5
     assert "here has no validation data: 5 of its documents (10 %, chosen by --seed 0)" in capsys.readouterr().err
-    assert numbers(0)[1] == held
-    assert numbers(1)[1] != held
-    assert masked(corpus, tokenizer, 16, Selection(np.array(held), excluded=False)).num_tokens == 10
+    assert numbers()[1] == held != numbers(seed=1)[1]
+    limited = numbers(max_train_samples=7, max_eval_samples=2)
+    assert [len(part) for part in limited] == [7, 2]
+    assert {*limited[0]} <= {*train}
+    assert {*limited[1]} <= {*held}
+    assert [len(part) for part in numbers(2, max_eval_samples=3)] == [50, 3]
     with pytest.raises(UserError, match="here has one document"):
-        split_documents(of_texts(["one"], tokenizer), "here", 10, 0)
-
-
-def test_a_limit_keeps_some_documents_of_each_part(tmp_path):
-    tokenizer, path = word_tokenizer(), tmp_path / "corpus.txt"
-    path.write_text("one two\n" * 50)
-    config = DataOptions(train_file=str(path), max_train_samples=7, max_eval_samples=2)
-    (corpus, train), (_, held) = tokenize_parts(load_documents(config, "text"), tokenizer, config)
-    everything = split_documents(corpus, f"--train_file {path}", 10, 0)
-    for part, whole, count in ((train, everything[0], 7), (held, everything[1], 2)):
-        chosen, among = part.between(0, 50), whole.between(0, 50)
-        assert (len(chosen), {*chosen} - {*among}) == (count, set())
-    two = DataOptions(train_file=str(path), validation_file=str(path), max_eval_samples=3)
-    (_, train), (_, held) = tokenize_parts(load_documents(two, "text"), tokenizer, two)
-    assert (train.count(50), held.count(50)) == (50, 3)
+        select_parts([of_texts(["one"], word_tokenizer())], "here", DataOptions())
 
 
 IN_LITTLE_MEMORY = """

@@ -1,12 +1,11 @@
 """Labeled texts larger than memory are read, split, tokenized and trained on; a second start reads no rows."""
 
-import json
 import tracemalloc
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import runs
+import torch
 
 from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, label_cells, readers, rows, splits
@@ -14,33 +13,10 @@ from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, with_labels
 from shared.datasets.tables import read_file, split_off
 from shared.losses import losses
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
 from shared.text import table_texts, tokenized
-from shared.text.tokenized import tokenize, train_tokenizer
-
-MEMORY = 24 << 20
-LINES = 40_000
-TEXT = "one two " * 8 + "x" * 900
-
-
-@pytest.mark.docs  # takes 10 s
-@pytest.mark.parametrize("kind", ["jsonl", "csv.gz"])
-def test_labeled_texts_larger_than_memory_are_loaded(kind, tmp_path):
-    """The process may use MEMORY more than its imports, and the texts take half as much again."""
-    assert LINES * len(TEXT) > 1.5 * MEMORY
-    path = tmp_path / f"texts.{kind}"
-    with pa.CompressedOutputStream(path, "gzip") if kind.endswith("gz") else path.open("wb") as file:
-        if kind == "csv.gz":
-            file.write(b"text,label\n")
-        for i in range(LINES):
-            row = f"{TEXT},{'ab'[i % 2]}" if kind == "csv.gz" else json.dumps({"text": TEXT, "label": "ab"[i % 2]})
-            file.write(f"{row}\n".encode())
-    flags = ["--train_file", path, "--class_weights", "balanced", "--max_length", 32, "--tokenizer_type", "wordpiece"]
-    cache = {"ACCELERATE_RECIPES_CACHE": str(tmp_path / "cache"), "TOKENIZERS_PARALLELISM": "false"}
-    (code,), out = runs.run_forked(1, "tests/text/large_file.py", [MEMORY, *flags], tmp_path, **cache)
-    assert code == 0, out
-    train, validation, rest = out.splitlines()[-1].split(" ", 2)
-    assert (int(train), int(validation)) == (LINES * 9 // 10, LINES // 10)
-    assert rest.startswith(f"[{LINES * 9 // 20}, {LINES * 9 // 20}]"), out
+from shared.text.tokenized import Padding, tokenize, train_tokenizer
 
 
 @pytest.fixture
@@ -80,7 +56,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
 
 
 def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
-    """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB."""
+    """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB, until the first steps."""
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
     monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 13)
@@ -101,7 +77,11 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
             parts = split_off(table, 10, 0, Labels.from_table(table, "label").encode(table))
             labels = Labels.from_table(parts[0], "label")
             for part in parts:
-                tokenize(part, ["text"], tokenizer, 16).with_targets(labels.encode(part)).digest()
+                data = tokenize(part, ["text"], tokenizer, 16).with_targets(labels.encode(part))
+                data.digest()
+                plan = Plan(lengths=data.lengths, seed=0, global_batch_size=16, max_steps=3)
+                loader = Loader(data, plan, Padding(0), torch.device("cpu"))
+                assert sum(len(batch["labels"]) for step in range(3) for _, batch in loader.micro_batches(step)) == 48
             return pool.max_memory() + tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

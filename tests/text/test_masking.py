@@ -69,19 +69,6 @@ def test_the_masked_tokens_of_a_document_do_not_depend_on_the_other_documents(fo
     assert sorted(row for i in everything for row in masked([i])) == masked(everything)
 
 
-def test_another_seed_epoch_or_document_has_other_masked_tokens():
-    tokens, lengths = np.full(400, 9), np.array([400])
-    draws = {
-        (seed, epoch, number): tuple(masking().choose(tokens, lengths, seed, np.array([epoch]), np.array([number])))
-        for seed in (0, 1)
-        for epoch in (0, 1)
-        for number in (0, 1)
-    }
-    assert len(set(draws.values())) == 8
-    overlap = len(set(draws[0, 0, 0]) & set(draws[0, 1, 0])) / 120
-    assert 0.15 < overlap < 0.45, "30 % of the tokens of one draw are expected in another"
-
-
 def test_masks_equal_the_golden_values():
     """The masks of every run ever made depend on these: they must never change."""
     tokens, one = np.arange(5, 25), np.array([1])

@@ -60,10 +60,8 @@ class MaskedHead:
         if documents is not None and documents.masked is not None:
             masked = documents.masked.places
         self.masked = masked
-        try:
-            output = self.forward(*args, **arguments)
-        finally:
-            self.masked = None
+        output = self.forward(*args, **arguments)
+        self.masked = None
         if masked is None or output.logits.ndim < 3:
             return output
         logits = output.logits.flatten(0, 1).index_select(0, masked)
@@ -146,9 +144,9 @@ def modernbert_layer(
     key = rotated(key, *position_embeddings)
     attended = attend(
         own,
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
+        query,
+        key,
+        value,
         attention_mask,
         documents,
         dropout=own.attention_dropout,

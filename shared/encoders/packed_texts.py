@@ -11,9 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.compat import of_transformers
-from shared.encoders.packing import Packing, packing_is_exact, padded_slots, use_packed_attention
-from shared.encoders.padding import pad_rows
+from shared.encoders.packing import Packing, pack_or_pad, packing_is_exact, padded_slots
 from shared.speed.first_token import Documents
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
@@ -42,17 +40,12 @@ def pack_or_pad_texts(
 ) -> tuple[Padding | PackedTexts, str]:
     """The collate function of tokenized texts according to --packing, and a description for the user.
 
-    If a model cannot be packed exactly, each text has its own row, with padding.
-
     Raises:
         UserError: see `pad_rows`.
     """
-    if config.packing and unpack_before_head(model):
-        precision = config.activation_dtype or config.mixed_precision
-        return PackedTexts.for_model(model.config), f"; {use_packed_attention(model, accelerator.device, precision)}"
-    collate, padding = pad_rows(model, data, tokenizer, config)
-    why = f"; one text per row, because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
-    return collate, why + padding
+    kinds = PackedTexts, Padding, unpack_before_head
+    collate, described = pack_or_pad(model, data, tokenizer, accelerator, config, *kinds)
+    return collate, f"; {described}"
 
 
 def unpack_before_head(model: Any) -> bool:
@@ -60,8 +53,7 @@ def unpack_before_head(model: Any) -> bool:
 
     Returns whether it accepts them. Padded rows are computed as before.
     """
-    layers = holder_of_layers(model)
-    if layers is None or not of_transformers.takes_registered_attention(model):
+    if (layers := holder_of_layers(model)) is None:
         return False
 
     def put_into_rows(_: nn.Module, __: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> Any:

@@ -87,22 +87,33 @@ class OnePerRow(Padding):
         return batch | {"masked": where[torch.from_numpy(masked)], "labels": torch.from_numpy(labels)}
 
 
-def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
-    """The collate function for the pieces of `data` according to --packing, and a description of it for the user.
+def pack_or_pad(
+    model: Any,
+    data: Any,
+    tokenizer: Any,
+    accelerator: Any,
+    config: Any,
+    packed: type[Packing] = Packing,
+    padded: type[Padding] = OnePerRow,
+    exact: Callable[[Any], bool] | None = None,
+) -> tuple[Any, str]:
+    """The collate function for the texts of `data` according to --packing, and a description of it for the user.
 
-    If packed documents would attend to each other in this model, it gets one document per row.
+    If packed texts would attend to each other in this model, each has its own row, with padding.
+
+    Args:
+        packed, padded: make batches.
+        exact: whether the model can be packed; None: see `packing_is_exact`.
 
     Raises:
         UserError: see `pad_rows`.
     """
-    if config.packing and packing_is_exact(model):
+    if config.packing and (exact or packing_is_exact)(model):
         precision = config.activation_dtype or config.mixed_precision
-        return Packing.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
-    how = "one document per row, sorted by length"
-    if config.packing:
-        how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
-    collate, padding = pad_rows(model, data, tokenizer, config, OnePerRow)
-    return collate, how + padding
+        return packed.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
+    collate, padding = pad_rows(model, data, tokenizer, config, padded)
+    why = f", because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
+    return collate, f"one text per row{why}{padding}"
 
 
 def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
@@ -190,17 +201,17 @@ def attention_interface(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Te
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
         more = {"dropout": dropout, "scale": scale, "sliding_window": sliding_window}
-        return kernel(query, key, value, documents, queries, **more), None
+        return kernel(query, key, value, documents, queries or documents, **more), None
 
     return attend_to_documents
 
 
 @attention_interface
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents | None, **more: Any
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents, **more: Any
 ) -> Tensor:
-    """FlashAttention; with `queries`, only without a window."""
-    queries, window = queries or documents, more.pop("sliding_window")
+    """FlashAttention; with a window, only of all tokens."""
+    window = more.pop("sliding_window")
     out = of_torch.flash_attention(
         *map(tokens_of, (query, key, value)),
         *(queries.ends, documents.ends, queries.longest, documents.longest),
@@ -212,20 +223,19 @@ def flash_attention(
 
 @attention_interface
 def padded_attention(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents | None, **more: Any
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents, **more: Any
 ) -> Tensor:
-    """Attention over padded documents. With a window, the places of `queries` are known."""
+    """Attention over padded documents."""
     starts = [0]
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = groups_of_similar_length(documents.ends.diff().tolist(), query.shape[1] * query.shape[3])
     if len(starts) == 1:
         return attend_padded(query, key, value, documents, queries, **more)
     parts = group_documents(documents, documents, starts)
-    query_parts = parts if queries is None else group_documents(queries, documents, starts)
+    query_parts = parts if queries is documents else group_documents(queries, documents, starts)
     sizes, query_sizes = ([int(part.ends[-1]) for part in each] for each in (parts, query_parts))
-    columns = query.split(query_sizes, 2), key.split(sizes, 2), value.split(sizes, 2), parts
-    few = [None] * len(parts) if queries is None else query_parts
-    return torch.cat([attend_padded(*group, **more) for group in zip(*columns, few, strict=True)], 1)
+    columns = query.split(query_sizes, 2), key.split(sizes, 2), value.split(sizes, 2), parts, query_parts
+    return torch.cat([attend_padded(*group, **more) for group in zip(*columns, strict=True)], 1)
 
 
 def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
@@ -261,7 +271,7 @@ def attend_padded(
     key: Tensor,
     value: Tensor,
     documents: Documents,
-    queries: Documents | None,
+    queries: Documents,
     *,
     dropout: float,
     scale: float,
@@ -270,37 +280,24 @@ def attend_padded(
     """Attention over documents padded to the longest of them: [1, T, heads, width]; see `padded_attention`."""
     count, (heads, total, width) = len(documents.ends) - 1, query.shape[1:]
     slots = padded_slots(documents, key.shape[2])
-    query_slots = slots if queries is None else padded_slots(queries, total)
+    query_slots = slots if queries is documents else padded_slots(queries, total)
 
     def pad(part: Tensor, slots: Tensor | None, longest: int) -> Tensor:
-        flat = tokens_of(part)
         if slots is not None:
-            flat = flat.new_zeros(count * longest, heads, width).index_copy(0, slots, flat)
-        return flat.view(count, longest, heads, width).transpose(1, 2)
+            part = part.new_zeros(count * longest, *part.shape[1:]).index_copy(0, slots, part)
+        return part.view(count, longest, *part.shape[1:])
 
-    mask = None
-    if slots is not None:
-        mask = (torch.arange(documents.longest, device=query.device) < documents.ends.diff()[:, None])[:, None, None]
+    place = torch.arange(documents.longest, device=query.device)
+    mask = None if slots is None else (place < documents.ends.diff()[:, None])[:, None, None]
     if sliding_window is not None and documents.longest > sliding_window:
-        place = torch.arange(documents.longest, device=query.device)
-        if queries is None:
-            own = place
-        else:
-            assert queries.places is not None, "the places of the queries are known"
-            begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
-            own = queries.places - begins  # the place of each query in its document; that of a padding query is 0
-            if query_slots is not None:
-                own = own.new_zeros(count * queries.longest).index_copy(0, query_slots, own)
-            own = own.view(count, 1, queries.longest)
-        window = (own[..., None] - place).abs() < sliding_window
-        mask = window if mask is None else mask & window
-        if queries is None:
-            # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
-            mask = mask | torch.eye(documents.longest, dtype=torch.bool, device=query.device)
-    longest = documents.longest if queries is None else queries.longest
-    padded = pad(query, query_slots, longest), pad(key, slots, documents.longest), pad(value, slots, documents.longest)
-    out = attend(*padded, mask, dropout, scale)
-    out = out.transpose(1, 2).reshape(-1, heads, width)
+        places = torch.arange(total, device=query.device) if queries.places is None else queries.places
+        begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
+        own = pad(places - begins, query_slots, queries.longest)[:, None, :, None]  # in its document; 0 for padding
+        near = (own - place).abs() < sliding_window
+        mask = near if mask is None else mask & near
+    parts = (query, query_slots, queries), (key, slots, documents), (value, slots, documents)
+    padded = [pad(tokens_of(part), its_slots, of.longest).transpose(1, 2) for part, its_slots, of in parts]
+    out = attend(padded[0], padded[1], padded[2], mask, dropout, scale).transpose(1, 2).reshape(-1, heads, width)
     return (out if query_slots is None else out.index_select(0, query_slots))[None]
 
 

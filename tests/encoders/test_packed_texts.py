@@ -217,7 +217,7 @@ def test_the_check_works_with_texts_of_any_length(length):
 def test_a_length_that_a_model_cannot_compute_is_refused_in_one_line():
     landmarks = {"segment_means_seq_len": 16, "num_landmarks": 4}
     model = families.tiny(CLASSIFIER, "Nystromformer", 50, **landmarks)
-    with pytest.raises(UserError, match=r"^--max_length 48: a Nystromformer\w+ cannot compute rows of that length .*$"):
+    with pytest.raises(UserError, match=r"^--max_length 48: a Nystromformer\w+ cannot compute rows of that length: "):
         padding_of(model)
     model = families.tiny(CLASSIFIER, "Nystromformer", 50)  # with the published model's number of landmarks
     assert padding_of(model)[0] == 48

@@ -275,4 +275,4 @@ def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
     collate, note = pack_or_pad(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
     assert collate.packed == packed
     assert ("packed without padding" in note) == packed
-    assert (f"documents would attend to each other in a {type(model).__name__}" in note) == (not packed)
+    assert (f"one text per row, because a {type(model).__name__} cannot be packed exactly" in note) == (not packed)

@@ -23,7 +23,7 @@ from shared.encoders.attention import attend
 from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.speed.first_token import Documents
-from shared.speed.self_check import outputs_of, rows_of, same, text_batch
+from shared.speed.self_check import outputs_of, same, texts_of
 from shared.text.tokenized import Padding
 
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention
@@ -125,10 +125,10 @@ def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
-    rows = rows_of(text_batch(model.config))
-    alone = [outputs_of(model, {"input_ids": torch.from_numpy(ids)[None]}) for ids in rows]
-    lengths = np.array([len(ids) for ids in rows])
-    packed = packing.for_model(model.config).arguments(np.concatenate(rows), lengths)
+    tokens, lengths = texts_of(model.config)
+    rows = torch.from_numpy(tokens).split(lengths.tolist())
+    alone = [outputs_of(model, {"input_ids": ids[None]}) for ids in rows]
+    packed = packing.for_model(model.config).arguments(tokens, lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = [  # each output is [1, T, ...] of packed tokens, or has one row for each document
@@ -171,7 +171,7 @@ def why_not_flash(config: Any, device: torch.device, precision: str) -> str:
         return f"heads of width {width}, not a multiple of 8 up to {WIDEST_HEAD}"
     if torch.cuda.get_device_capability(device) < AMPERE:
         return "a GPU older than Ampere"
-    return "" if of_torch.HAS_FLASH_ATTENTION else f"torch {torch.__version__} has no FlashAttention for documents"
+    return ""
 
 
 def attention_interface(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from shared.encoders.packing import Packing, pack_or_pad, packing_is_exact, padded_slots
-from shared.speed.first_token import Documents
+from shared.encoders.packing import Packing, into_rows, pack_or_pad, packing_is_exact, padded_slots
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
 
@@ -58,7 +57,12 @@ def unpack_before_head(model: Any) -> bool:
 
     def put_into_rows(_: nn.Module, __: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> Any:
         if (documents := arguments.get("documents")) is not None:
-            output["last_hidden_state"] = into_rows(output["last_hidden_state"], documents)
+            hidden = output["last_hidden_state"]
+            total = hidden.shape[1]
+            if total == len(documents.ends) - 1:  # only first tokens: see shared/speed/first_token.py
+                output["last_hidden_state"] = hidden.transpose(0, 1)
+            else:
+                output["last_hidden_state"] = into_rows(hidden[0], documents, padded_slots(documents, total))
         return output
 
     hook = layers.register_forward_hook(put_into_rows, with_kwargs=True, prepend=True)
@@ -75,18 +79,3 @@ def holder_of_layers(model: Any) -> nn.Module | None:
     if (first := next(names, None)) is None:
         return None
     return encoder.get_submodule(first.rpartition(".")[0])
-
-
-def into_rows(hidden: Tensor, documents: Documents) -> Tensor:
-    """Hidden states of packed texts [1, T, width] in rows with zeros after each text: [texts, longest, width].
-
-    A last layer that computes first tokens only (shared/speed/first_token.py) gives [1, texts, width]; the result is
-    then [texts, 1, width].
-    """
-    texts, (_, total, width) = len(documents.ends) - 1, hidden.shape
-    if total == texts:
-        return hidden.transpose(0, 1)
-    flat, slots = hidden[0], padded_slots(documents, total)
-    if slots is not None:
-        flat = flat.new_zeros(texts * documents.longest, width).index_copy(0, slots, flat)
-    return flat.view(texts, documents.longest, width)

@@ -278,27 +278,30 @@ def attend_padded(
     sliding_window: int | None,
 ) -> Tensor:
     """Attention over documents padded to the longest of them: [1, T, heads, width]; see `padded_attention`."""
-    count, (heads, total, width) = len(documents.ends) - 1, query.shape[1:]
+    heads, total, width = query.shape[1:]
     slots = padded_slots(documents, key.shape[2])
     query_slots = slots if queries is documents else padded_slots(queries, total)
-
-    def pad(part: Tensor, slots: Tensor | None, longest: int) -> Tensor:
-        if slots is not None:
-            part = part.new_zeros(count * longest, *part.shape[1:]).index_copy(0, slots, part)
-        return part.view(count, longest, *part.shape[1:])
 
     place = torch.arange(documents.longest, device=query.device)
     mask = None if slots is None else (place < documents.ends.diff()[:, None])[:, None, None]
     if sliding_window is not None and documents.longest > sliding_window:
         places = torch.arange(total, device=query.device) if queries.places is None else queries.places
         begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
-        own = pad(places - begins, query_slots, queries.longest)[:, None, :, None]  # in its document; 0 for padding
+        own = into_rows(places - begins, queries, query_slots)[:, None, :, None]  # in its document; 0 for padding
         near = (own - place).abs() < sliding_window
         mask = near if mask is None else mask & near
-    parts = (query, query_slots, queries), (key, slots, documents), (value, slots, documents)
-    padded = [pad(tokens_of(part), its_slots, of.longest).transpose(1, 2) for part, its_slots, of in parts]
+    parts = (query, queries, query_slots), (key, documents, slots), (value, documents, slots)
+    padded = [into_rows(tokens_of(part), *of).transpose(1, 2) for part, *of in parts]
     out = attend(padded[0], padded[1], padded[2], mask, dropout, scale).transpose(1, 2).reshape(-1, heads, width)
     return (out if query_slots is None else out.index_select(0, query_slots))[None]
+
+
+def into_rows(states: Tensor, documents: Documents, slots: Tensor | None) -> Tensor:
+    """[T, ...] of packed documents in rows with zeros after each one: [documents, longest, ...]; see `padded_slots`."""
+    rows, more = (len(documents.ends) - 1, documents.longest), states.shape[1:]
+    if slots is not None:
+        states = states.new_zeros(rows[0] * rows[1], *more).index_copy(0, slots, states)
+    return states.view(*rows, *more)
 
 
 def padded_slots(documents: Documents, total: int) -> Tensor | None:

@@ -138,19 +138,15 @@ def test_a_compiled_run_equals_the_eager_one_up_to_rounding(trained):
     )
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)
     assert min(mfu[1]) > 0
+    for file in ("model/model.safetensors", "checkpoints/step_00000008/model.safetensors"):
+        names = [set(load_file(trained[run] / file)) for run in ("eager", "compiled")]
+        assert names[0] == names[1]
 
 
 @pytest.mark.docs
 def test_a_compiled_run_resumes_bit_identically(trained):
     assert [line["step"] for line in runs.training_lines(trained["resumed"])] == [6, 8]
     assert torch.equal(runs.weights(trained["resumed"]), runs.weights(trained["compiled"]))
-
-
-@pytest.mark.docs
-def test_the_exported_model_and_checkpoints_have_the_names_of_the_eager_ones(trained):
-    for file in ("model/model.safetensors", "checkpoints/step_00000008/model.safetensors"):
-        names = [set(load_file(trained[run] / file)) for run in ("eager", "compiled")]
-        assert names[0] == names[1]
 
 
 @pytest.mark.campaign

@@ -123,9 +123,8 @@ def static_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokeniz
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    if not tokenizer.is_fast:
-        raise UserError(f"--static: a {type(tokenizer).__name__} has no tokenizer.json, which a static model needs")
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    with about("--static needs a tokenizer with a tokenizer.json"):
+        backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.post_processor = TemplateProcessing(single="$A", pair="$A $B")
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -290,9 +290,9 @@ def attend_padded(
         own = into_rows(places - begins, queries, query_slots)[:, None, :, None]  # in its document; 0 for padding
         near = (own - place).abs() < sliding_window
         mask = near if mask is None else mask & near
-    parts = (query, queries, query_slots), (key, documents, slots), (value, documents, slots)
-    padded = [into_rows(tokens_of(part), *of).transpose(1, 2) for part, *of in parts]
-    out = attend(padded[0], padded[1], padded[2], mask, dropout, scale).transpose(1, 2).reshape(-1, heads, width)
+    query = into_rows(tokens_of(query), queries, query_slots).transpose(1, 2)
+    key, value = (into_rows(tokens_of(part), documents, slots).transpose(1, 2) for part in (key, value))
+    out = attend(query, key, value, mask, dropout, scale).transpose(1, 2).reshape(-1, heads, width)
     return (out if query_slots is None else out.index_select(0, query_slots))[None]
 
 

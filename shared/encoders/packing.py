@@ -285,11 +285,15 @@ def attend_padded(
     place = torch.arange(documents.longest, device=query.device)
     mask = None if slots is None else (place < documents.ends.diff()[:, None])[:, None, None]
     if sliding_window is not None and documents.longest > sliding_window:
-        places = torch.arange(total, device=query.device) if queries.places is None else queries.places
-        begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
-        own = into_rows(places - begins, queries, query_slots)[:, None, :, None]  # in its document; 0 for padding
+        own = place[:, None]
+        if queries.places is not None:
+            begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
+            own = into_rows(queries.places - begins, queries, query_slots)[:, None, :, None]  # 0 for padding
         near = (own - place).abs() < sliding_window
         mask = near if mask is None else mask & near
+        if queries.places is None:
+            # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
+            mask = mask | torch.eye(documents.longest, dtype=torch.bool, device=query.device)
     query = into_rows(tokens_of(query), queries, query_slots).transpose(1, 2)
     key, value = (into_rows(tokens_of(part), documents, slots).transpose(1, 2) for part in (key, value))
     out = attend(query, key, value, mask, dropout, scale).transpose(1, 2).reshape(-1, heads, width)

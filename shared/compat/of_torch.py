@@ -18,11 +18,8 @@ def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
 
 
-HAS_FLASH_ATTENTION = hasattr(torch.ops.aten, "_flash_attention_forward")
-
-
 def flash_attention(*of_documents: Any, dropout: float, scale: float | None, window: int | None) -> Tensor:
-    """`torch.ops.aten._flash_attention_forward`: attention within documents on a GPU, if `HAS_FLASH_ATTENTION`.
+    """`torch.ops.aten._flash_attention_forward`: attention within documents on a GPU.
 
     `torch.nn.attention.varlen.varlen_attn` has the same arguments, `of_documents`, but no dropout, and more Python. A
     token attends to `window` tokens on each side; None: to its document.

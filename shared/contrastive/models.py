@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shared.errors import UserError, about, say
+from shared.errors import UserError, about, listed, say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +26,7 @@ MODULES: tuple[tuple[str, str], ...] = (("", "Transformer"), ("1_Pooling", "Pool
 MODULES_OF_STATIC: tuple[tuple[str, str], ...] = (("", STATIC), ("1_Normalize", "Normalize"))
 LOADING = "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization."
 POOLINGS: dict[Pooling, str] = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+OF_FLAGS: dict[str, str] = {flag: name for name, flag in POOLINGS.items()}
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 
@@ -122,9 +123,8 @@ def static_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokeniz
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    if not tokenizer.is_fast:
-        raise UserError(f"--static: a {type(tokenizer).__name__} has no tokenizer.json, which a static model needs")
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    with about("--static needs a tokenizer with a tokenizer.json"):
+        backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.post_processor = TemplateProcessing(single="$A", pair="$A $B")
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -150,26 +150,18 @@ def stored_settings(folder: Path) -> tuple[bool, str, int | None, dict[str, str]
 
     modules = {module["type"].rpartition(".")[2]: module["path"] for module in read(folder / MODULES_FILE)}
     lengths, settings = read(folder / LENGTH_FILE), read(folder / SETTINGS_FILE)
-    prompt, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
+    prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if text}
     pooling = read(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-    flags = [flag for flag in pooling if "pooling_mode" in flag and pooling[flag]]
-    named = pooling.get("pooling_mode") or flags
+    named = pooling.get("pooling_mode") or [flag for flag in pooling if "pooling_mode" in flag and pooling[flag]]
     stored = "mean" if STATIC in modules else " ".join([named] if isinstance(named, str) else named)
-    problem = None
-    if others := modules.keys() - {kind for _, kind in (*MODULES, *MODULES_OF_STATIC)}:
-        problem = f"has the modules {', '.join(sorted(others))}"
-    elif lengths.get("do_lower_case"):
-        problem = f"has do_lower_case in its {LENGTH_FILE}"
-    elif prompt is not None:
-        problem = f"adds the prompt {prompt} to each text"
-    if problem:
+    unlike = sorted(modules.keys() - {kind for _, kind in (*MODULES, *MODULES_OF_STATIC)})
+    unlike += [name for name in ("do_lower_case", "default_prompt_name") if (lengths | settings).get(name)]
+    if unlike:
         raise UserError(
-            f"{folder}: this model of sentence-transformers {problem}, which is not supported: use the library, or a "
-            "model with an encoder, the mean over tokens or the first token, and normalization"
+            f"{folder}: this model of sentence-transformers has {listed(unlike)}, which is not supported: use the "
+            "library, or a model with an encoder, the mean over tokens or the first token, and normalization"
         )
-    known = {flag: name for name, flag in POOLINGS.items()}
-    used = {name: text for name, text in prompts.items() if text}
-    return STATIC in modules, known.get(stored, stored), lengths.get("max_seq_length"), used
+    return STATIC in modules, OF_FLAGS.get(stored, stored), lengths.get("max_seq_length"), prompts
 
 
 def check_modules(config: Any) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import arrays_writer, build_once, each_share, mapped_file, read_array
 from shared.contrastive.models import static_tokenizer
 from shared.datasets.arrow_files import converted
+from shared.datasets.label_cells import is_list
 from shared.datasets.labels import FLAG as LABEL_FLAG
 from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, source_of, where, with_labels
@@ -125,51 +126,39 @@ def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples
     tokenizer = static_tokenizer(tokenizer) if config.static else tokenizer
     texts = []
     for place, column in enumerate(config.text_column_names):
-        prepared, names = texts_in(table, column, config.prompts[place], may_be_lists=place > 1)
-        texts += [(prepared, name, config.max_length[place]) for name in names]
-    tokens = each_share(lambda text: tokenize(text[0], (text[1],), tokenizer, text[2]), texts)
+        prepared, names = texts_in(table, column) if place > 1 else (table, [column])
+        texts += [(prepared, (name,), tokenizer, config.max_length[place], config.prompts[place]) for name in names]
+    tokens = each_share(lambda text: tokenize(*text), texts)
     scores = scores_of(table, config.label_column_name) if config.label_column_name else None
-    return TextTuples(tokens, [name for _, name, _ in texts], scores)
+    return TextTuples(tokens, [name for _, (name,), *_ in texts], scores)
 
 
-def texts_in(table: pa.Table, column: str, prompt: str, may_be_lists: bool) -> tuple[pa.Table, list[str]]:
-    """A table with the texts of a column after the prompt, and the names of its columns: "negatives 1", ... of lists.
+def texts_in(table: pa.Table, column: str) -> tuple[pa.Table, list[str]]:
+    """A table in which a column of lists is one column for each place, and their names: "negatives 1", ...
 
-    A column of texts without a prompt is left in its table. What is not text stays as it is: `tokenize` refuses it.
+    A column of texts is left in its table.
 
     Raises:
         UserError: there is no such column, or a row has another number of texts than the first.
     """
-    cells, size = column_of(table, column, FLAG, as_text=True), 0
-    is_list = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
-    if may_be_lists and any(check(cells.type) for check in is_list):
-        counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
-        size = int(counts[0])
-        if len(others := np.flatnonzero((counts != size) | (counts == 0))):
-            raise UserError(
-                f"{where(table, int(others[0]))} has {counts[others[0]]} texts in {column}, and the first row has "
-                f"{size}: give all rows the same number, at least one"
-            )
-    elif not prompt:
+    cells = column_of(table, column, FLAG, as_text=True)
+    if not is_list(cells.type):
         return table, [column]
-    names = [f"{column} {number}" for number in range(1, size + 1)] or [column]
+    counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
+    size = int(counts[0])
+    if len(others := np.flatnonzero((counts != size) | (counts == 0))):
+        raise UserError(
+            f"{where(table, int(others[0]))} has {counts[others[0]]} texts in {column}, and the first row has "
+            f"{size}: give all rows the same number, at least one"
+        )
+    names = [f"{column} {number}" for number in range(1, size + 1)]
 
     def convert(block: pa.Table) -> tuple[pa.Table, int]:
         cells = column_of(block, column, FLAG, as_text=True)
-        each = [pc.list_element(cells, place) for place in range(size)] or [cells]
-        texts = [after_prompt(prompt, part) for part in each]
+        texts = [pc.list_element(cells, place) for place in range(size)]
         return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN]), 0
 
-    return converted(table, convert, "texts", column, prompt, size or None)[0], names
-
-
-def after_prompt(prompt: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The prompt and each text; a gap stays a gap, so that it is refused."""
-    if not prompt or not is_text(texts.type):
-        return texts
-    texts, around = texts.cast(pa.large_string()), [pa.scalar(each, pa.large_string()) for each in (prompt, "")]
-    is_gap = pc.equal(pc.utf8_trim_whitespace(texts), "")
-    return pc.if_else(is_gap, texts, pc.binary_join_element_wise(around[0], texts, around[1]))
+    return converted(table, convert, "texts", column, "", size)[0], names
 
 
 class TextTuples(Dataset):

@@ -10,8 +10,7 @@ everything else that works on a model of transformers also works on an adapted o
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -132,23 +131,6 @@ def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
     from peft.tuners.lora import LoraLayer
 
     return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
-
-
-@contextmanager
-def random_adapters(model: nn.Module) -> Iterator[None]:
-    """Give B random values in this context, and zeros at its end.
-
-    While B is zero, a check of equality cannot tell whether a replaced layer still uses its adapters.
-    """
-    matrices = [layer.lora_B[ADAPTER].weight for _, layer in adapted_layers(model)]
-    generator = torch.Generator().manual_seed(0)
-    try:
-        for matrix in matrices:
-            matrix.data.copy_(torch.randn(matrix.shape, generator=generator) / 10)
-        yield
-    finally:
-        for matrix in matrices:
-            matrix.data.zero_()
 
 
 def merge_adapters(model: Any, config: Options) -> Callable[[Path], None] | None:

@@ -11,21 +11,13 @@ LONGEST = 512  # tokens of a row; with more, the products save too much memory f
 STEPS = 2**16  # of dropout: a probability is rounded to a multiple of 1 / STEPS
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scale: float,
-    products: bool | None = None,
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
     """The result of `F.scaled_dot_product_attention` for query, key and value, all [batch, heads, length, width].
 
     `mask` is True where a token is attended to, and is broadcast to [batch, heads, length, length]. A token that
-    attends to nothing gets a finite value. `products`: whether to use two matrix products; None: if they are faster.
+    attends to nothing gets a finite value.
     """
-    if not (products_are_faster(query, dropout) if products is None else products):
+    if not products_are_faster(query, dropout):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
     scores = (query * scale) @ key.transpose(-1, -2)
     if mask is not None:

@@ -11,7 +11,7 @@ from shared.compat import of_torch, of_transformers
 from shared.encoders.packing import PADDED, Packing, use_packed_attention
 from shared.speed import first_token
 from shared.speed.first_token import Documents, attend, kept_tokens, replace_last_layer
-from shared.speed.self_check import keep_if_equal, rows_of, text_batch
+from shared.speed.self_check import keep_if_equal, text_batch, texts_of
 
 SPARSE = "head_is_sparse"  # attribute of a model whose head computes masked tokens only
 
@@ -60,10 +60,8 @@ class MaskedHead:
         if documents is not None and documents.masked is not None:
             masked = documents.masked.places
         self.masked = masked
-        try:
-            output = self.forward(*args, **arguments)
-        finally:
-            self.masked = None
+        output = self.forward(*args, **arguments)
+        self.masked = None
         if masked is None or output.logits.ndim < 3:
             return output
         logits = output.logits.flatten(0, 1).index_select(0, masked)
@@ -95,8 +93,7 @@ def compute_only_masked(config: Any, model: Any) -> None:
 
     def packed_batch(config: Any) -> dict[str, Any]:
         use_packed_attention(model, torch.device("cpu"), "no")
-        rows = rows_of(text_batch(config))
-        tokens, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
+        tokens, lengths = texts_of(config)
         masked = np.array([1, 2, 4, len(tokens) - 1])  # none of the second document, the last one of the third
         batch = Packing.for_model(config)((tokens, lengths, masked, masked))
         del batch["labels"]
@@ -146,9 +143,9 @@ def modernbert_layer(
     key = rotated(key, *position_embeddings)
     attended = attend(
         own,
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
+        query,
+        key,
+        value,
         attention_mask,
         documents,
         dropout=own.attention_dropout,

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from shared.compat import of_transformers
-from shared.encoders.packing import Packing, packing_is_exact, padded_slots, use_packed_attention
-from shared.encoders.padding import pad_rows
-from shared.speed.first_token import Documents
+from shared.encoders.packing import Packing, into_rows, pack_or_pad, packing_is_exact, padded_slots
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
 
@@ -42,17 +39,12 @@ def pack_or_pad_texts(
 ) -> tuple[Padding | PackedTexts, str]:
     """The collate function of tokenized texts according to --packing, and a description for the user.
 
-    If a model cannot be packed exactly, each text has its own row, with padding.
-
     Raises:
         UserError: see `pad_rows`.
     """
-    if config.packing and unpack_before_head(model):
-        precision = config.activation_dtype or config.mixed_precision
-        return PackedTexts.for_model(model.config), f"; {use_packed_attention(model, accelerator.device, precision)}"
-    collate, padding = pad_rows(model, data, tokenizer, config)
-    why = f"; one text per row, because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
-    return collate, why + padding
+    kinds = PackedTexts, Padding, unpack_before_head
+    collate, described = pack_or_pad(model, data, tokenizer, accelerator, config, *kinds)
+    return collate, f"; {described}"
 
 
 def unpack_before_head(model: Any) -> bool:
@@ -60,13 +52,17 @@ def unpack_before_head(model: Any) -> bool:
 
     Returns whether it accepts them. Padded rows are computed as before.
     """
-    layers = holder_of_layers(model)
-    if layers is None or not of_transformers.takes_registered_attention(model):
+    if (layers := holder_of_layers(model)) is None:
         return False
 
     def put_into_rows(_: nn.Module, __: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> Any:
         if (documents := arguments.get("documents")) is not None:
-            output["last_hidden_state"] = into_rows(output["last_hidden_state"], documents)
+            hidden = output["last_hidden_state"]
+            total = hidden.shape[1]
+            if total == len(documents.ends) - 1:  # only first tokens: see shared/speed/first_token.py
+                output["last_hidden_state"] = hidden.transpose(0, 1)
+            else:
+                output["last_hidden_state"] = into_rows(hidden[0], documents, padded_slots(documents, total))
         return output
 
     hook = layers.register_forward_hook(put_into_rows, with_kwargs=True, prepend=True)
@@ -83,18 +79,3 @@ def holder_of_layers(model: Any) -> nn.Module | None:
     if (first := next(names, None)) is None:
         return None
     return encoder.get_submodule(first.rpartition(".")[0])
-
-
-def into_rows(hidden: Tensor, documents: Documents) -> Tensor:
-    """Hidden states of packed texts [1, T, width] in rows with zeros after each text: [texts, longest, width].
-
-    A last layer that computes first tokens only (shared/speed/first_token.py) gives [1, texts, width]; the result is
-    then [texts, 1, width].
-    """
-    texts, (_, total, width) = len(documents.ends) - 1, hidden.shape
-    if total == texts:
-        return hidden.transpose(0, 1)
-    flat, slots = hidden[0], padded_slots(documents, total)
-    if slots is not None:
-        flat = flat.new_zeros(texts * documents.longest, width).index_copy(0, slots, flat)
-    return flat.view(texts, documents.longest, width)

@@ -23,7 +23,7 @@ from shared.encoders.attention import attend
 from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.speed.first_token import Documents
-from shared.speed.self_check import outputs_of, rows_of, same, text_batch
+from shared.speed.self_check import outputs_of, same, texts_of
 from shared.text.tokenized import Padding
 
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention
@@ -87,22 +87,33 @@ class OnePerRow(Padding):
         return batch | {"masked": where[torch.from_numpy(masked)], "labels": torch.from_numpy(labels)}
 
 
-def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
-    """The collate function for the pieces of `data` according to --packing, and a description of it for the user.
+def pack_or_pad(
+    model: Any,
+    data: Any,
+    tokenizer: Any,
+    accelerator: Any,
+    config: Any,
+    packed: type[Packing] = Packing,
+    padded: type[Padding] = OnePerRow,
+    exact: Callable[[Any], bool] | None = None,
+) -> tuple[Any, str]:
+    """The collate function for the texts of `data` according to --packing, and a description of it for the user.
 
-    If packed documents would attend to each other in this model, it gets one document per row.
+    If packed texts would attend to each other in this model, each has its own row, with padding.
+
+    Args:
+        packed, padded: make batches.
+        exact: whether the model can be packed; None: see `packing_is_exact`.
 
     Raises:
         UserError: see `pad_rows`.
     """
-    if config.packing and packing_is_exact(model):
+    if config.packing and (exact or packing_is_exact)(model):
         precision = config.activation_dtype or config.mixed_precision
-        return Packing.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
-    how = "one document per row, sorted by length"
-    if config.packing:
-        how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
-    collate, padding = pad_rows(model, data, tokenizer, config, OnePerRow)
-    return collate, how + padding
+        return packed.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
+    collate, padding = pad_rows(model, data, tokenizer, config, padded)
+    why = f", because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
+    return collate, f"one text per row{why}{padding}"
 
 
 def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
@@ -114,10 +125,10 @@ def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
-    rows = rows_of(text_batch(model.config))
-    alone = [outputs_of(model, {"input_ids": torch.from_numpy(ids)[None]}) for ids in rows]
-    lengths = np.array([len(ids) for ids in rows])
-    packed = packing.for_model(model.config).arguments(np.concatenate(rows), lengths)
+    tokens, lengths = texts_of(model.config)
+    rows = torch.from_numpy(tokens).split(lengths.tolist())
+    alone = [outputs_of(model, {"input_ids": ids[None]}) for ids in rows]
+    packed = packing.for_model(model.config).arguments(tokens, lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = [  # each output is [1, T, ...] of packed tokens, or has one row for each document
@@ -160,7 +171,7 @@ def why_not_flash(config: Any, device: torch.device, precision: str) -> str:
         return f"heads of width {width}, not a multiple of 8 up to {WIDEST_HEAD}"
     if torch.cuda.get_device_capability(device) < AMPERE:
         return "a GPU older than Ampere"
-    return "" if of_torch.HAS_FLASH_ATTENTION else f"torch {torch.__version__} has no FlashAttention for documents"
+    return ""
 
 
 def attention_interface(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
@@ -190,17 +201,17 @@ def attention_interface(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Te
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
         more = {"dropout": dropout, "scale": scale, "sliding_window": sliding_window}
-        return kernel(query, key, value, documents, queries, **more), None
+        return kernel(query, key, value, documents, queries or documents, **more), None
 
     return attend_to_documents
 
 
 @attention_interface
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents | None, **more: Any
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents, **more: Any
 ) -> Tensor:
-    """FlashAttention; with `queries`, only without a window."""
-    queries, window = queries or documents, more.pop("sliding_window")
+    """FlashAttention; with a window, only of all tokens."""
+    window = more.pop("sliding_window")
     out = of_torch.flash_attention(
         *map(tokens_of, (query, key, value)),
         *(queries.ends, documents.ends, queries.longest, documents.longest),
@@ -212,20 +223,19 @@ def flash_attention(
 
 @attention_interface
 def padded_attention(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents | None, **more: Any
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents, **more: Any
 ) -> Tensor:
-    """Attention over padded documents. With a window, the places of `queries` are known."""
+    """Attention over padded documents."""
     starts = [0]
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = groups_of_similar_length(documents.ends.diff().tolist(), query.shape[1] * query.shape[3])
     if len(starts) == 1:
         return attend_padded(query, key, value, documents, queries, **more)
     parts = group_documents(documents, documents, starts)
-    query_parts = parts if queries is None else group_documents(queries, documents, starts)
+    query_parts = parts if queries is documents else group_documents(queries, documents, starts)
     sizes, query_sizes = ([int(part.ends[-1]) for part in each] for each in (parts, query_parts))
-    columns = query.split(query_sizes, 2), key.split(sizes, 2), value.split(sizes, 2), parts
-    few = [None] * len(parts) if queries is None else query_parts
-    return torch.cat([attend_padded(*group, **more) for group in zip(*columns, few, strict=True)], 1)
+    columns = query.split(query_sizes, 2), key.split(sizes, 2), value.split(sizes, 2), parts, query_parts
+    return torch.cat([attend_padded(*group, **more) for group in zip(*columns, strict=True)], 1)
 
 
 def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
@@ -261,47 +271,41 @@ def attend_padded(
     key: Tensor,
     value: Tensor,
     documents: Documents,
-    queries: Documents | None,
+    queries: Documents,
     *,
     dropout: float,
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
     """Attention over documents padded to the longest of them: [1, T, heads, width]; see `padded_attention`."""
-    count, (heads, total, width) = len(documents.ends) - 1, query.shape[1:]
+    heads, total, width = query.shape[1:]
     slots = padded_slots(documents, key.shape[2])
-    query_slots = slots if queries is None else padded_slots(queries, total)
+    query_slots = slots if queries is documents else padded_slots(queries, total)
 
-    def pad(part: Tensor, slots: Tensor | None, longest: int) -> Tensor:
-        flat = tokens_of(part)
-        if slots is not None:
-            flat = flat.new_zeros(count * longest, heads, width).index_copy(0, slots, flat)
-        return flat.view(count, longest, heads, width).transpose(1, 2)
-
-    mask = None
-    if slots is not None:
-        mask = (torch.arange(documents.longest, device=query.device) < documents.ends.diff()[:, None])[:, None, None]
+    place = torch.arange(documents.longest, device=query.device)
+    mask = None if slots is None else (place < documents.ends.diff()[:, None])[:, None, None]
     if sliding_window is not None and documents.longest > sliding_window:
-        place = torch.arange(documents.longest, device=query.device)
-        if queries is None:
-            own = place
-        else:
-            assert queries.places is not None, "the places of the queries are known"
+        own = place[:, None]
+        if queries.places is not None:
             begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
-            own = queries.places - begins  # the place of each query in its document; that of a padding query is 0
-            if query_slots is not None:
-                own = own.new_zeros(count * queries.longest).index_copy(0, query_slots, own)
-            own = own.view(count, 1, queries.longest)
-        window = (own[..., None] - place).abs() < sliding_window
-        mask = window if mask is None else mask & window
-        if queries is None:
+            own = into_rows(queries.places - begins, queries, query_slots)[:, None, :, None]  # 0 for padding
+        near = (own - place).abs() < sliding_window
+        mask = near if mask is None else mask & near
+        if queries.places is None:
             # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
             mask = mask | torch.eye(documents.longest, dtype=torch.bool, device=query.device)
-    longest = documents.longest if queries is None else queries.longest
-    padded = pad(query, query_slots, longest), pad(key, slots, documents.longest), pad(value, slots, documents.longest)
-    out = attend(*padded, mask, dropout, scale)
-    out = out.transpose(1, 2).reshape(-1, heads, width)
+    query = into_rows(tokens_of(query), queries, query_slots).transpose(1, 2)
+    key, value = (into_rows(tokens_of(part), documents, slots).transpose(1, 2) for part in (key, value))
+    out = attend(query, key, value, mask, dropout, scale).transpose(1, 2).reshape(-1, heads, width)
     return (out if query_slots is None else out.index_select(0, query_slots))[None]
+
+
+def into_rows(states: Tensor, documents: Documents, slots: Tensor | None) -> Tensor:
+    """[T, ...] of packed documents in rows with zeros after each one: [documents, longest, ...]; see `padded_slots`."""
+    rows, more = (len(documents.ends) - 1, documents.longest), states.shape[1:]
+    if slots is not None:
+        states = states.new_zeros(rows[0] * rows[1], *more).index_copy(0, slots, states)
+    return states.view(*rows, *more)
 
 
 def padded_slots(documents: Documents, total: int) -> Tensor | None:

@@ -3,10 +3,9 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from shared.errors import UserError
+from shared.errors import about
 from shared.speed.self_check import outputs_of, same
 from shared.text.tokenized import Padding
 
@@ -39,12 +38,10 @@ def pad_rows(
     most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)
     kept = np.r_[np.arange(len(row))[: most - 1], len(row) - 1]  # always includes the last token
 
+    item = row[kept], None if types is None else types[kept], None
+
     def padded(length: int) -> list[Tensor]:
-        batch = {"input_ids": np.full(length, tokenizer.pad_token_id), "attention_mask": np.zeros(length, np.int64)}
-        batch["input_ids"][: len(kept)], batch["attention_mask"][: len(kept)] = row[kept], 1
-        if types is not None:
-            batch["token_type_ids"] = np.r_[types[kept], np.zeros(length - len(kept), types.dtype)].astype(np.int64)
-        return outputs_of(model, {name: torch.from_numpy(ids)[None] for name, ids in batch.items()})
+        return outputs_of(model, Padding(tokenizer.pad_token_id, length, length)([item]))
 
     try:
         pairs = zip(padded(len(kept) + TRIAL_PADDING), padded(len(kept)), strict=True)
@@ -53,13 +50,8 @@ def pad_rows(
             return short, ""
     except RuntimeError:  # the model supports only some lengths
         pass
-    try:
+    with about(f"--max_length {longest}: a {type(model).__name__} cannot compute rows of that length"):
         padded(longest)
-    except RuntimeError as error:
-        raise UserError(
-            f"--max_length {longest}: a {type(model).__name__} cannot compute rows of that length "
-            f"({' '.join(str(error).split())[:200]}): use a length that fits its config, or another model"
-        ) from None
     return collate(tokenizer.pad_token_id, longest, longest), (
         f"; each padded to --max_length {longest}, because padding changes the output of a {type(model).__name__}: "
         f"use the model with padding='max_length', max_length={longest} in its tokenizer"

@@ -1,12 +1,11 @@
 """Text encoders: new ones, and what flags and device change in one (adapters, attention, dtype, --torch_compile)."""
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from shared.compat import of_transformers
-from shared.encoders.adapters import add_adapters, random_adapters
+from shared.encoders.adapters import add_adapters
 from shared.encoders.attention import attend, use_cpu_dropout
 from shared.encoders.masked_head import compute_only_masked
 from shared.errors import UserError
@@ -30,18 +29,18 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
         UserError: see `check_names`, `add_adapters`, `use_activation_dtype` and `compile_layers`.
     """
     check_names(model)
-    add_adapters(config, model)
-    with random_adapters(model):  # for the checks that a faster replacement leaves the logits unchanged
-        shorten_last_layer(model)
-        compute_only_masked(config, model)
-        attend_to_all(accelerator, model)
-        if accelerator.device.type == "cuda":
-            use_attention(model, ALWAYS_MASKED)
-            compute_exact_angles(model)
-        elif accelerator.device.type == "cpu":
-            bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
-            use_attention(model, PRODUCTS if bf16 else SMALL_MASK)
-            use_cpu_dropout(model)
+    shorten_last_layer(model)
+    compute_only_masked(config, model)
+    attend_to_all(accelerator, model)
+    if accelerator.device.type == "cuda":
+        use_attention(model, ALWAYS_MASKED)
+        compute_exact_angles(model)
+    elif accelerator.device.type == "cpu":
+        bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
+        use_attention(model, PRODUCTS if bf16 else SMALL_MASK)
+    add_adapters(config, model)  # zero at first, so a check after this would not see a layer that passes over them
+    if accelerator.device.type == "cpu":
+        use_cpu_dropout(model)
     use_activation_dtype(config, model)
     use_fast_products(model)
     return compile_layers(accelerator, config, model)
@@ -80,15 +79,8 @@ def use_attention(model: Any, name: str) -> None:
     if of_transformers.attention_name(config) != "sdpa" or not of_transformers.takes_registered_attention(model):
         return
     sdpa = of_transformers.attention_function("sdpa")
-    functions: dict[str, tuple[Any, Any, Any]] = {
-        ALWAYS_MASKED: (sdpa, sdpa, always_masked),
-        SMALL_MASK: (sdpa, sdpa, small_mask),
-        # The check runs in float32, where the products are used only if they are requested.
-        PRODUCTS: (products_or_sdpa, partial(products_or_sdpa, products=True), small_mask),
-    }
-    attention, checked, mask = functions[name]
-    AttentionMaskInterface.register(name, mask)
-    AttentionInterface.register(name, checked)
+    AttentionInterface.register(name, products_or_sdpa if name == PRODUCTS else sdpa)
+    AttentionMaskInterface.register(name, always_masked if name == ALWAYS_MASKED else small_mask)
     keep_if_equal(
         model,
         f"the attention {name}",
@@ -96,7 +88,6 @@ def use_attention(model: Any, name: str) -> None:
         lambda: model.set_attn_implementation("sdpa"),
         text_batch,
     )
-    AttentionInterface.register(name, attention)
 
 
 def products_or_sdpa(
@@ -107,17 +98,17 @@ def products_or_sdpa(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    products: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
     same = key.shape == query.shape or query.shape[2] == 1  # one query: see shared/speed/first_token.py
-    if getattr(module, "is_causal", True) or not same:  # a decoder: causal or cross attention
+    numbers = attention_mask is not None and attention_mask.is_floating_point()  # added to the scores
+    if getattr(module, "is_causal", True) or not same or numbers:  # a decoder: causal or cross attention
         return of_transformers.attention_function("sdpa")(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = attend(query, key, value, attention_mask, dropout, scale, products)
+    out = attend(query, key, value, attention_mask, dropout, scale)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -175,12 +166,9 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
     import transformers
 
     rotary = config.model_type == "modernbert"
-    if config.hidden_size % (config.num_attention_heads * (2 if rotary else 1)):
-        multiple = "twice --num_attention_heads" if rotary else "--num_attention_heads"
-        raise UserError(
-            f"--hidden_size {config.hidden_size} is not a multiple of {multiple} {config.num_attention_heads}"
-            f"{', as rotary positions require' * rotary}: change one of them"
-        )
+    size, heads, twice = config.hidden_size, config.num_attention_heads, "twice " * rotary
+    if size % (2 * heads if rotary else heads):  # rotary positions turn pairs of numbers
+        raise UserError(f"--hidden_size {size} is not a multiple of {twice}--num_attention_heads {heads}: change one")
     if config.rope_theta is not None and not rotary:
         raise UserError(
             f"--rope_theta {config.rope_theta:g} has no effect on --model_type {config.model_type}, whose positions "
@@ -193,10 +181,10 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
     sizes = transformers.AutoConfig.for_model(
         config.model_type,
         vocab_size=-(-len(tokenizer) // vocab_multiple) * vocab_multiple,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size or config.hidden_size * (2 if rotary else 4),
+        hidden_size=size,
+        intermediate_size=config.intermediate_size or size * (2 if rotary else 4),
         num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
+        num_attention_heads=heads,
         max_position_embeddings=config.max_length + skipped,
         pad_token_id=tokenizer.pad_token_id,
         cls_token_id=tokenizer.cls_token_id,

@@ -74,7 +74,5 @@ class ExtraOptions(Options):
         """As in the base class; checks --report_to, too."""
         super().check_values()
         names = self.report_to
-        if len(set(names)) < len(names) or ("none" in names and len(names) > 1):
-            raise UserError(f"--report_to {shown(names)}: give each tracker once, or only none")
-        if not names:
-            raise UserError("--report_to is empty: give none, or one or more trackers")
+        if not names or len({*names}) < len(names) or ("none" in names and len(names) > 1):
+            raise UserError(f"--report_to {shown(names)}: give trackers, each once, or only none")

@@ -21,7 +21,7 @@ from shared.errors import UserError
 from shared.options.data_options import ModelOptions
 
 FAMILIES = ("bert", "camembert", "deit", "distilbert", "electra", "modernbert", "roberta", "vit", "xlm-roberta")
-DTYPE = "activation_dtype"  # attribute of the embeddings and of the whole model; None while they compute in float32
+DTYPE = "activation_dtype"  # attribute of the embeddings; None while a model computes in float32
 
 
 class FollowingLinear(nn.Linear):
@@ -68,10 +68,9 @@ def use_activation_dtype(config: ModelOptions, model: Any) -> None:
             module.__class__ = FOLLOWING[type(module)]
         elif type(module).__name__.endswith("RotaryEmbedding"):
             module.register_forward_pre_hook(in_float32_whatever_the_input)
-    embeddings = model.base_model.embeddings
-    for module, hook in ((embeddings, begin), (model, end)):
-        setattr(module, DTYPE, torch.bfloat16)
-        module.register_forward_hook(hook)
+    setattr(model.base_model.embeddings, DTYPE, torch.bfloat16)
+    model.base_model.embeddings.register_forward_hook(begin)
+    model.register_forward_hook(end)
 
 
 def in_float32_whatever_the_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -84,31 +83,20 @@ def begin(embeddings: nn.Module, _: tuple[Any, ...], output: Tensor) -> Tensor:
     return output.to(getattr(embeddings, DTYPE) or output.dtype)
 
 
-def end(model: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-    """Hook of the whole model: the loss gets float32 logits.
-
-    Raises:
-        UserError: the logits have another dtype, because a layer left that of the activations.
-    """
-    logits, dtype = getattr(output, "logits", None), getattr(model, DTYPE)
-    if not isinstance(logits, Tensor) or dtype is None:
-        return
-    if logits.dtype != dtype:
-        raise UserError(
-            f"--activation_dtype: a layer of a {type(model).__name__} returns {logits.dtype} for {dtype} in this "
-            "version of transformers: leave it out, or use --mixed_precision bf16"
-        )
-    output["logits"] = logits.float()
+def end(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+    """Hook of the whole model: the loss gets float32 logits."""
+    if (logits := output.get("logits")) is not None:
+        output["logits"] = logits.float()
 
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Compute in float32 in this context, as checks of equality need it; without effect on other models."""
-    before = [(module, dtype) for module in model.modules() if (dtype := getattr(module, DTYPE, None)) is not None]
+    half = [module for module in model.modules() if getattr(module, DTYPE, None) is not None]
     try:
-        for module, _ in before:
+        for module in half:
             setattr(module, DTYPE, None)
         yield
     finally:
-        for module, dtype in before:
-            setattr(module, DTYPE, dtype)
+        for module in half:
+            setattr(module, DTYPE, torch.bfloat16)

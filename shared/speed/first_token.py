@@ -36,22 +36,21 @@ class Documents(NamedTuple):
     """The tokens that the head reads, such as the masked ones; some or all documents may have none."""
 
 
+def read_by_head(documents: Documents) -> Documents:
+    """The tokens that the head reads: the masked ones, or else the first one of each document."""
+    if documents.masked is not None:
+        return documents.masked
+    ends = documents.ends
+    return Documents(torch.arange(len(ends), dtype=ends.dtype, device=ends.device), 1, ends[:-1])
+
+
 def kept_tokens(states: Tensor, documents: Documents | None) -> Tensor:
-    """The tokens that the head reads: the masked ones, or else the first one of each text.
-
-    Args:
-        states: [batch, length, ...]; of packed texts, [1, T, ...].
-        documents: of packed texts.
-
-    Returns:
-        [batch, 1, ...]; of packed texts, [1, texts, ...] or [1, masked tokens, ...].
-    """
+    """Of [batch, length, ...] the first tokens, [batch, 1, ...]; of a packed row, those of `read_by_head`."""
     if documents is None:
         return states[:, :1]
-    if documents.masked is None:
-        return states.index_select(1, documents.ends[:-1])
-    assert documents.masked.places is not None
-    return states.flatten(0, 1).index_select(0, documents.masked.places)[None]
+    places = read_by_head(documents).places
+    assert places is not None
+    return states.flatten(0, 1).index_select(0, places)[None]
 
 
 def attend_from_kept(
@@ -68,14 +67,8 @@ def attend_from_kept(
     `own` is the layer's attention module; `projections` are the modules for query, key and value.
     """
     to_query, to_key, to_value = projections
-    query, key, value = (
-        projected.unflatten(-1, (-1, head_size)).transpose(1, 2)
-        for projected in (
-            to_query(kept_tokens(hidden_states, documents)),
-            to_key(hidden_states),
-            to_value(hidden_states),
-        )
-    )
+    projected = to_query(kept_tokens(hidden_states, documents)), to_key(hidden_states), to_value(hidden_states)
+    query, key, value = (part.unflatten(-1, (-1, head_size)) for part in projected)
     return attend(own, query, key, value, attention_mask, documents, dropout=dropout, scaling=own.scaling)
 
 
@@ -92,18 +85,14 @@ def attend(
 ) -> Tensor:
     """Attention by the function that the model's config names: [batch, kept tokens, heads x width].
 
-    query is [batch, heads, kept tokens, width]; key and value are [batch, heads, length, width]. `settings` are further
+    query is [batch, kept tokens, heads, width]; key and value are [batch, length, heads, width]. `settings` are further
     arguments of the function.
     """
     if documents is not None:
-        ends = documents.ends
-        first_tokens = Documents(torch.arange(len(ends), dtype=ends.dtype, device=ends.device), 1)
-        settings |= {"documents": documents, "queries": documents.masked or first_tokens}
+        settings |= {"documents": documents, "queries": read_by_head(documents)}
     context, _ = of_transformers.attention_function(of_transformers.attention_name(own.config))(
         own,
-        query,
-        key,
-        value,
+        *(part.transpose(1, 2) for part in (query, key, value)),
         None if attention_mask is None else attention_mask[:, :, :1],
         dropout=dropout if own.training else 0.0,
         **settings,

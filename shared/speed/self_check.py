@@ -83,10 +83,11 @@ def text_batch(config: Any) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (place < lengths).long()}
 
 
-def rows_of(batch: dict[str, Tensor]) -> list[NDArray[np.int64]]:
-    """The token ids of each row of `text_batch`, without padding."""
-    pairs = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
-    return [ids[real].numpy() for ids, real in pairs]
+def texts_of(config: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The token ids of all rows of `text_batch` without padding, and their number in each row."""
+    batch = text_batch(config)
+    real = batch["attention_mask"].bool()
+    return batch["input_ids"][real].numpy(), real.sum(1).numpy()
 
 
 def image_batch(config: Any) -> dict[str, Any]:

@@ -28,10 +28,11 @@ class Encoder:
         tokenizer: its settings do not change.
         max_length: tokens of a row, with special tokens. None: whole texts without special tokens, in which "[MASK]" is
             text; the tokenizer must be a fast one.
+        prompt: put before each text.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int | None) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int | None, prompt: str = "") -> None:
+        self.tokenizer, self.max_length, self.prompt = tokenizer, max_length, prompt
         self.id_type = np.uint16 if max(tokenizer.get_vocab().values()) <= np.iinfo(np.uint16).max else np.int32
         self.with_types = max_length is not None and "token_type_ids" in tokenizer.model_input_names
         self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
@@ -50,13 +51,15 @@ class Encoder:
                 tokenizer.save_pretrained(folder)
                 content = b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
         settings = FORMAT, tokenizers.__version__, max_length, as_text, self.with_types, self.unknown
-        self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content
+        self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content + prompt.encode()
         self.threads = min(2, cores_of_process()) if self.fast and not threads_off() else 1  # one of them converts
         if local_processes() > 1:  # the threads of tokenizers; it keeps their number if it has already started them
             os.environ.setdefault("RAYON_NUM_THREADS", str(cores_of_process()))
 
     def encode(self, batch: list[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]:
         """The concatenated token ids, the number of tokens in each row (int64), and the token types (uint8)."""
+        if self.prompt:
+            batch = [self.prompt + text for text in batch]
         if self.fast:
             encodings = self.fast.encode_batch_fast(batch, add_special_tokens=self.max_length is not None)
             ids = [encoding.ids for encoding in encodings]

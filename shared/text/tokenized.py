@@ -150,12 +150,16 @@ def joined(items: list[Item]) -> Rows:
 
 
 def tokenize(
-    table: pa.Table, text_columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int
+    table: pa.Table,
+    text_columns: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    prompt: str = "",
 ) -> TokenizedText:
     """The tokens of one text column, or of the text pairs in two columns, truncated to `max_length` by the tokenizer.
 
-    All processes that call this divide the rows (see `division.py`). The cache is keyed by texts, tokenizer and
-    `max_length`.
+    The texts of one column may get a prompt before them. All processes that call this divide the rows (see
+    `division.py`). The cache is keyed by texts, prompt, tokenizer and `max_length`.
 
     Raises:
         UserError: a column does not exist or is not text, a row has no text or no tokens, all words are unknown, or
@@ -166,7 +170,7 @@ def tokenize(
     special = tokenizer.num_special_tokens_to_add(pair=len(text_columns) == 2)
     if max_length <= special:
         raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
-    encoder = Encoder(tokenizer, max_length)
+    encoder = Encoder(tokenizer, max_length, prompt)
 
     def make(rows: range) -> Iterator[Arrays]:
         part = columns.slice(rows.start, len(rows))

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
@@ -10,6 +11,14 @@ from torch import nn
 from shared.compat import of_accelerate
 
 ACCELERATE = f"accelerate {version('accelerate')}"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    of_accelerate.reset_state(processes=True)
+    yield Accelerator(cpu=True)
+    of_accelerate.reset_state(processes=True)
 
 
 def test_prepared_and_registered_objects_are_listed(accelerator):

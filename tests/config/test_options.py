@@ -137,13 +137,13 @@ def test_help_lists_every_flag_and_parsing_imports_no_heavy_package(tmp_path: Pa
         ({"mlm_probability": 1.5}, "--mlm_probability 1.5: must be between 0 and 1"),
         ({"learning_rate": 0}, "--learning_rate 0: must be above 0"),
         ({"peak_tflops": 0.0}, "--peak_tflops 0.0: must be above 0"),
-        ({"report_to": ("wandb", "none")}, "--report_to wandb none: give each tracker once, or only none"),
-        ({"report_to": ("wandb", "wandb")}, "--report_to wandb wandb: give each tracker once, or only none"),
+        ({"report_to": ("wandb", "none")}, "--report_to wandb none: give trackers, each once, or only none"),
+        ({"report_to": ("wandb", "wandb")}, "--report_to wandb wandb: give trackers, each once, or only none"),
         (
             {"report_to": "mlflow"},
             "--report_to ('mlflow',): expected one of none, wandb, tensorboard, trackio, or several",
         ),
-        ({"report_to": ()}, "--report_to is empty: give none, or one or more trackers"),
+        ({"report_to": ()}, "--report_to : give trackers, each once, or only none"),
         (
             {"adam_beta1": 0.5, "optim": "sgd"},
             "--adam_beta1 0.5 has no effect without --optim adamw or muon: give both, or neither",
@@ -243,6 +243,7 @@ def test_check_accepts_valid_settings(changed: dict[str, Any]) -> None:
     [
         ("nlp", {}, 1e-3),
         ("nlp", {"model_name_or_path": "a/model"}, 5e-5),
+        ("nlp", {"model_name_or_path": "a/model", "lora_rank": 8}, 5e-4),
         ("mlm", {}, 2e-3),
         ("mlm", {"model_name_or_path": "a/model"}, 5e-5),
         ("image_classification", {}, 0.2),

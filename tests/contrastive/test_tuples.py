@@ -148,19 +148,6 @@ def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, po
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_that_cannot_be_packed_gets_one_text_per_row(data):
-    from transformers import FNetConfig, FNetModel
-
-    train, _, tokenizer = data
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 16}
-    model = FNetModel(FNetConfig(vocab_size=len(tokenizer), **sizes))
-    add_pooling(model, "mean")
-    config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=(16,), packing=True)
-    collate, described = pack_or_pad_tuples(model, train, tokenizer, SimpleNamespace(), config)
-    assert isinstance(collate.of_texts, Padding)
-    assert described.startswith("; one text per row, because a FNetModel cannot be packed exactly; each padded to")
-
-
 def test_an_encoder_decoder_is_refused():
     model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
     with pytest.raises(UserError, match="--model_name_or_path: a SimpleNamespace has an encoder and a decoder"):
@@ -181,15 +168,6 @@ def test_wrong_columns_are_refused_in_one_line(file, columns, message):
         train_tokenizer(train, columns, "wordpiece", 200, 16)
 
     assert re.match(message, refusal(load))
-
-
-def test_a_row_without_a_text_is_named(tmp_path):
-    path = tmp_path / "gap.csv"
-    path.write_text("query,answer\nwhat is it,a text\nand this,\nthe third,another\n")
-    config = config_of(train_file=(str(path),), validation_file=(str(path),), text_column_names=COLUMNS[:2])
-    train, _ = load_tuples(config)
-    with pytest.raises(UserError, match=f"row 2 of --train_file {path} has no text in answer"):
-        train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)
 
 
 def write_lists(path, rows):

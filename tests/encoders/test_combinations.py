@@ -36,6 +36,7 @@ def classifier(model, settings):
     """The batches of texts as rows, and as the recipe makes them."""
     texts = LENGTHS, TOKENS, None, None
     collate, _ = pack_or_pad_texts(model, [(TOKENS[:40], None, None)], SimpleNamespace(pad_token_id=0), *settings)
+    assert collate.packed == settings[1].packing
     return Padding(0)(texts), collate(texts)
 
 
@@ -43,6 +44,7 @@ def masked_lm(model, settings):
     """The batches of documents as rows, and as the recipe makes them; both without labels."""
     read = TOKENS, LENGTHS, MASKED, MASKED
     collate, _ = pack_or_pad(model, [TOKENS[:40]], SimpleNamespace(pad_token_id=0), *settings)
+    assert collate.packed
     batches = OnePerRow(0)(read), collate(read)
     return [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
 

@@ -195,13 +195,8 @@ def test_a_layer_that_changes_logits_is_undone_with_one_line(monkeypatch, capsys
     assert rows_of_last_layer(model, packed(model)) == sum(LENGTHS)
 
 
-def test_a_batch_has_the_boundaries_of_its_masked_tokens_of_which_there_may_be_none():
+def test_none_of_the_tokens_may_be_masked():
     tokens, lengths, masked, _ = documents()
-    found = Packing()(documents())["documents"].masked
-    assert found.ends.dtype == torch.int32
-    assert found.ends.tolist() == np.cumsum([0, *COUNTS]).tolist()
-    assert found.longest == max(COUNTS)
-    assert found.places.tolist() == masked.tolist()
     whole, short = whole_and_short()
     none = packed(short, (tokens, lengths, masked[:0], masked[:0]))
     assert rows_of_last_layer(short, none) == len(tokens)

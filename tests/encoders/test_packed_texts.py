@@ -123,20 +123,6 @@ def test_a_model_that_does_not_tell_its_attention_where_texts_end_is_not_packed(
     assert not unpack_before_head(model)
 
 
-def test_a_batch_has_the_tokens_positions_types_and_labels_of_its_texts():
-    model = tiny("BERT")
-    texts = items(model, (4, 2, 1))
-    batch = PackedTexts(2)(texts)
-    assert batch["input_ids"].tolist() == [np.concatenate([ids for ids, _, _ in texts]).tolist()]
-    assert batch["token_type_ids"].tolist() == [np.concatenate([types for _, types, _ in texts]).tolist()]
-    assert batch["labels"].tolist() == [label for *_, label in texts]
-    assert batch["position_ids"].tolist() == [[2, 3, 4, 5, 2, 3, 2]]
-    assert batch["documents"].ends.tolist() == [0, 4, 6, 7]
-    assert batch["documents"].longest == 4
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
-    assert PackedTexts(2).padded_lengths(np.array([4, 2, 1])).tolist() == [4, 2, 1]
-
-
 def test_flash_attention_gets_one_query_per_text_in_a_short_last_layer(monkeypatch):
     """The kernel runs on GPUs only; here a stand-in computes what it is asked for, one text after the other."""
     calls = []
@@ -217,7 +203,7 @@ def test_the_check_works_with_texts_of_any_length(length):
 def test_a_length_that_a_model_cannot_compute_is_refused_in_one_line():
     landmarks = {"segment_means_seq_len": 16, "num_landmarks": 4}
     model = families.tiny(CLASSIFIER, "Nystromformer", 50, **landmarks)
-    with pytest.raises(UserError, match=r"^--max_length 48: a Nystromformer\w+ cannot compute rows of that length .*$"):
+    with pytest.raises(UserError, match=r"^--max_length 48: a Nystromformer\w+ cannot compute rows of that length: "):
         padding_of(model)
     model = families.tiny(CLASSIFIER, "Nystromformer", 50)  # with the published model's number of landmarks
     assert padding_of(model)[0] == 48

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
-from shared.compat import of_torch
 from shared.encoders import packing
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import (
@@ -27,7 +26,6 @@ from shared.encoders.packing import (
     use_packed_attention,
 )
 from shared.speed.first_token import Documents
-from shared.text.tokenized import Padding
 
 KINDS = ("bert", "roberta", "modernbert")
 PAD, LONGEST = 1, 60  # a padding id that is not 0: RoBERTa counts from it
@@ -122,16 +120,6 @@ def test_the_logits_of_masked_tokens_are_those_of_the_dense_head_in_any_model(ki
         assert model(**batch).logits.ndim == 3, "a call without `masked` gives all logits, as before"
 
 
-def test_one_document_per_row_is_padded_as_in_nlp_py():
-    tokens, lengths, masked, labels = read([9, 4, 2])
-    batch = OnePerRow(PAD, multiple_of=8, max_length=12)((tokens, lengths, masked, labels))
-    items = [(document, None, None) for document in np.split(tokens, np.cumsum(lengths)[:-1])]
-    padded = Padding(PAD, multiple_of=8, max_length=12)(items)
-    assert torch.equal(batch["input_ids"], padded["input_ids"])
-    assert torch.equal(batch["attention_mask"], padded["attention_mask"])
-    assert batch["input_ids"].flatten()[batch["masked"]].tolist() == tokens[masked].tolist()
-
-
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**12))
 def test_groups_hold_neighbours_of_similar_length_and_are_worth_their_calls(lengths, least):
     lengths = sorted(lengths, reverse=True)
@@ -208,10 +196,6 @@ def test_flash_attention_is_chosen_only_where_it_runs(monkeypatch):
         note = chosen(tiny("bert", hidden_size=2 * width), cuda, "bf16")
         assert note == ("by FlashAttention" if fits else f"{padded} ({note.partition('(')[2]}")
         assert fits or f"heads of width {width}" in note
-    monkeypatch.setattr(of_torch, "HAS_FLASH_ATTENTION", False)
-    lacking = f"{padded} (torch {torch.__version__} has no FlashAttention for documents)"
-    assert chosen(tiny("modernbert"), cuda, "bf16") == lacking
-    assert chosen(tiny("modernbert"), CPU, "bf16") == f"{padded} (no GPU)"
     generation[0] = (7, 5)
     assert chosen(tiny("modernbert"), cuda, "fp16") == f"{padded} (a GPU older than Ampere)"
 
@@ -275,4 +259,4 @@ def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
     collate, note = pack_or_pad(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
     assert collate.packed == packed
     assert ("packed without padding" in note) == packed
-    assert (f"documents would attend to each other in a {type(model).__name__}" in note) == (not packed)
+    assert (f"one text per row, because a {type(model).__name__} cannot be packed exactly" in note) == (not packed)

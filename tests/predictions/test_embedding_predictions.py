@@ -221,10 +221,10 @@ def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, p
     dense = {"3": {"type": "x.Dense", "path": "3_Dense"}}
     for number, (file, change, expected) in enumerate(
         (
-            ("modules.json", dense, "has the modules Dense"),
+            ("modules.json", dense, "sentence-transformers has Dense"),
             ("1_Pooling/config.json", {"pooling_mode": "max"}, "its pooling is max, not cls or mean"),
             ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
-            ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "adds the prompt q"),
+            ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "has default_prompt_name"),
         )
     ):
         folder = tmp_path / str(number)

@@ -16,12 +16,8 @@ from families import (
     small,
 )
 from torch import nn
-from torch.nn import functional as F
 from transformers import AutoModelForImageClassification, ResNetConfig
 
-from shared.config import options
-from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import packing_is_exact
 from shared.errors import UserError
 from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
@@ -93,24 +89,6 @@ def test_a_layer_computes_what_a_copy_with_bf16_weights_computes(kind):
         assert torch.equal(ours.grad, theirs.grad.float()), name
 
 
-def test_norms_compute_in_float32_inside():
-    """In bf16 a sum of 4,096 numbers of about 100 would lose all of what varies."""
-    model = in_bf16(tiny("bert"))
-    norm = next(module for module in model.modules() if isinstance(module, nn.LayerNorm))
-    wide = type(norm)(4096)
-    values = (100 + torch.randn(2, 4096)).to(BF16)
-    found = wide(values)
-    assert found.dtype == BF16
-    assert (found.float() - F.layer_norm(values.float(), (4096,))).abs().max() < 0.02
-
-
-def test_packing_is_tried_in_float32():
-    """In bf16 packed documents differ from single ones by rounding, and would be taken for others."""
-    model = in_bf16(tiny("modernbert", MASKED_LM))
-    predict_only_masked(model)
-    assert packing_is_exact(model)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -130,31 +108,12 @@ def test_other_models_are_refused(make):
         use_activation_dtype(CONFIG, make())
 
 
-def test_a_layer_that_leaves_bf16_is_refused():
-    """As another version of transformers might add one."""
-    model = in_bf16(tiny("bert"))
-    model.bert.encoder.layer[1].register_forward_hook(lambda _, __, output: output.float())
-    with pytest.raises(UserError, match=r"--activation_dtype: a layer of a BertForSequenceClassification returns .*32"):
-        model(**batch())
-
-
 @pytest.mark.parametrize("given", ["bf16", "fp16", "launcher"])
 def test_autocast_beside_it_is_refused(monkeypatch, given):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     config = ModelOptions(activation_dtype="bf16", mixed_precision=given)
     with pytest.raises(UserError, match=r"--activation_dtype bf16 computes without autocast, .*--mixed_precision no"):
         starting.check_environment(config, on_cpu=False)
-
-
-def test_without_the_flag_nothing_changes_and_old_runs_resume():
-    model = tiny("bert")
-    use_activation_dtype(ModelOptions(), model)
-    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
-    stored = options.plain(ModelOptions(output_dir="run"))
-    del stored["activation_dtype"]  # of a run from before the flag
-    assert not options.differences(stored, ModelOptions(output_dir="run"))
-    changed = options.differences(stored, ModelOptions(output_dir="run", activation_dtype="bf16"))
-    assert changed == {"activation_dtype": (None, "bf16")}
 
 
 def test_the_launch_card_names_it():

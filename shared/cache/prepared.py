@@ -232,7 +232,8 @@ def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[
         def append(arrays: Arrays) -> None:
             for name, array in arrays.items():
                 if name not in writers:
-                    writers[name] = stack.enter_context(array_writer(folder / f"{name}.npy", array.dtype))
+                    writer = array_writer(folder / f"{name}.npy", array.dtype, *array.shape[1:])
+                    writers[name] = stack.enter_context(writer)
                 writers[name](array + lengths.get(places[name], 0) if name in places else array)
             for name, array in arrays.items():
                 lengths[name] = lengths.get(name, 0) + len(array)

@@ -193,7 +193,7 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
             schema = parquet.schema_arrow
             if column in schema.names:
                 schema = pa.schema([schema.field(column)], schema.metadata)
-            plain = without_dictionaries(schema)
+            plain = with_plain_types(schema)
             for number in range(parquet.num_row_groups):
                 group = parquet.metadata.row_group(number)
                 at_once = group.num_rows * BLOCK_BYTES // max(group.total_byte_size, BLOCK_BYTES)
@@ -203,11 +203,13 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
                     yield table.cast(plain)
 
 
-def without_dictionaries(schema: pa.Schema) -> pa.Schema:
-    """The schema with plain columns: an Arrow file has one dictionary per column, but each block its own."""
+def with_plain_types(schema: pa.Schema) -> pa.Schema:
+    """The schema without dictionaries, of which each block has its own, and string views, which cannot be selected."""
     for place, field in enumerate(schema):
         if pa.types.is_dictionary(field.type):
             schema = schema.set(place, field.with_type(field.type.value_type))
+        elif pa.types.is_string_view(field.type):
+            schema = schema.set(place, field.with_type(pa.large_string()))
     return schema
 
 

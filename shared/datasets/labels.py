@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,6 @@ from shared.datasets.rows import (
     is_text,
     named,
     reading_in,
-    refuse_missing,
     source_of,
     where,
     with_labels,
@@ -157,7 +156,9 @@ class Labels:
             return cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
         if kind == "classification" and len(distinct) > max(MAX_CLASSES, count / 2):
             raise UserError(f"{source} has {len(distinct):,} different values in {count:,} rows, {TOO_MANY}")
-        _refuse_equal_up_to_space(distinct, source)
+        for name, other in pairwise(sorted(distinct, key=str.strip)):
+            if name.strip() == other.strip():
+                raise UserError(f"{source} has {name!r} and {other!r}, which differ in white space: make them equal")
         in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
         values = tuple(sorted(distinct, key=in_order))
         return cls(kind, column, values, values, delimiter=delimiter)
@@ -252,30 +253,19 @@ class Labels:
             if len(found) < len(texts):
                 found = by_number
                 meant = ", ".join(f"{number} is {name}" for number, name in list(enumerate(classes or self.names))[:5])
-                if classes:
-                    say(f"{source_of(table)} has names of labels, training only numbers: matched by number ({meant})")
-                else:
-                    say(f"{source_of(table)} has numbers in {column} where training has names: read as {meant}")
+                with_names = source_of(table) if classes else "the training data"
+                say(f"{source_of(table)}: only {with_names} has names of labels: matched by number ({meant})")
             elif found != by_number:
                 raise UserError(
                     f"{FLAG} {column}: the numbers of {source_of(table)} can be names or numbers of classes, because "
                     f"only one of it and the training data (with {listed(self.names)}) has a ClassLabel: save both "
                     "with a ClassLabel, or neither"
                 )
-        if len(found) < len(texts):
-            if self.named and not classes:
-                refuse_missing(table, column, ["-1" in labels for labels in rows])
-            unknown = {text: name for text, name in zip(texts, called, strict=True) if text not in found}
-            others = [*dict.fromkeys(unknown.values())]
-            if not found and _are_numbers(others) != _are_numbers(self.names):
-                raise UserError(
-                    f"{source_of(table)} has the labels {listed(others)} in {column}, and the training data has "
-                    f"{listed(self.names)}: write numbers in both, or names in both"
-                )
+        if unknown := {text: name for text, name in zip(texts, called, strict=True) if text not in found}:
             raise UserError(
                 f"{where(table, row_of[next(iter(unknown))])} has a label in {column} that training does not have "
-                f"(unknown: {listed(others)}; known: {listed(self.names)}): remove such rows, or add rows with these "
-                "labels to the training data"
+                f"(unknown: {listed([*dict.fromkeys(unknown.values())])}; known: {listed(self.names)}): correct such "
+                "rows, or add rows with these labels to the training data"
             )
         return found
 
@@ -310,20 +300,6 @@ def _decided(
         type_ = column_of(table.slice(0, 0), name, FLAG, as_text=marks).type
         kind = kind_of_column(type_, "classification" if marks else wanted, source)
     return table, "multi_label" if marks else kind
-
-
-def _refuse_equal_up_to_space(names: Sequence[str], source: str) -> None:
-    """Raise UserError if two names differ in outer white space only."""
-    by_text: dict[str, str] = {}
-    for name in names:
-        if (other := by_text.setdefault(name.strip(), name)) != name:
-            raise UserError(
-                f"{source} has the labels {other!r} and {name!r}, which differ in white space: make them equal"
-            )
-
-
-def _are_numbers(texts: Sequence[str]) -> bool:
-    return all(text.removeprefix("-").isdecimal() for text in texts)
 
 
 def embedded_docstrings() -> list[pa.Table]:

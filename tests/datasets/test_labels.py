@@ -140,7 +140,7 @@ def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):
         *((table_of(values, pa.list_(pa.string())), None, "fewer than two") for values in ([["a"], ["a"]], [[], []])),
         *((table_of(rows), None, "every row of --train_file a.csv has") for rows in ([["a", "b"]] * 2, [[0, 1]] * 2)),
         *((table_of([None, None], type_), None, "labels are strings, numbers") for type_ in OTHER_TYPES),
-        (table_of(["a", "b", "a "]), None, "the labels 'a' and 'a ', which differ in white space"),
+        (table_of(["a", "b", "a "]), None, "has 'a' and 'a ', which differ in white space"),
     ],
 )
 def test_a_column_without_usable_labels_is_refused(table, problem_type, expected):
@@ -163,6 +163,8 @@ def test_a_validation_column_of_another_type_is_compared_by_its_values():
     labels = Labels.from_table(table_of([1, 2]), "label")
     assert labels.encode(table_of(["2", "1"])).tolist() == [1, 0]
     assert "(unknown: none; known: 1, 2)" in refusal(labels.encode, table_of(["2", "none"]))
+    labels = Labels.from_table(table_of([True, False]), "label")
+    assert "(unknown: 0, 1; known: false, true)" in refusal(labels.encode, table_of([0, 1]))
 
 
 def test_a_validation_column_of_another_kind_is_refused():

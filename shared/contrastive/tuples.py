@@ -68,7 +68,7 @@ def scores_of(table: pa.Table, column: str) -> NDArray[np.float64]:
     Raises:
         UserError: there is no such column, or a row has no finite number in it.
     """
-    type_ = column_of(table, column, LABEL_FLAG, as_text=True).type
+    type_ = column_of(table, column, LABEL_FLAG).type
     if not (is_text(type_) or any(check(type_) for check in NUMBERS)):
         raise UserError(f"{LABEL_FLAG} {column}: {source_of(table)} contains {type_}: scores are numbers")
     return Labels("regression", column).encode(with_labels(table, None, column, "regression")[0])
@@ -140,7 +140,7 @@ def texts_in(table: pa.Table, column: str, prompt: str, may_be_lists: bool) -> t
     Raises:
         UserError: there is no such column, or a row has another number of texts than the first.
     """
-    cells, size = column_of(table, column, FLAG, as_text=True), 0
+    cells, size = column_of(table, column, FLAG), 0
     is_list = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
     if may_be_lists and any(check(cells.type) for check in is_list):
         counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
@@ -155,7 +155,7 @@ def texts_in(table: pa.Table, column: str, prompt: str, may_be_lists: bool) -> t
     names = [f"{column} {number}" for number in range(1, size + 1)] or [column]
 
     def convert(block: pa.Table) -> tuple[pa.Table, int]:
-        cells = column_of(block, column, FLAG, as_text=True)
+        cells = column_of(block, column, FLAG)
         each = [pc.list_element(cells, place) for place in range(size)] or [cells]
         texts = [after_prompt(prompt, part) for part in each]
         return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN]), 0

@@ -19,7 +19,14 @@ TOO_MANY = "too many for classes: use another column, or --problem_type regressi
 MOST_DISTINCT = 1 << 20  # different sets of labels of a table
 BLOCK = 1 << 20  # numbers of a memory-mapped array that are read at once
 FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
-ZERO_ONE = {"0": 0, "1": 1, "false": 0, "true": 1}  # the texts of a mark for one label, in lower case
+ZERO_ONE = {
+    "0": 0,
+    "1": 1,
+    "0.0": 0,
+    "1.0": 1,
+    "false": 0,
+    "true": 1,
+}  # for one label, in lower case
 NEEDS: dict[Kind, str] = {
     "classification": "one label",
     "multi_label": "a list of labels, several columns or --label_delimiter",
@@ -53,7 +60,7 @@ def labels_by_row(table: pa.Table, columns: Sequence[str], kind: Kind, delimiter
     """
     rows: list[list[str]] = [[] for _ in range(table.num_rows)]
     for name in columns:
-        cells = column_of(table, name, FLAG, as_text=delimiter is not None).to_pylist()
+        cells = column_of(table, name, FLAG).to_pylist()
         if delimiter is not None:
             parts = (map(str.strip, text_of(cell).split(delimiter)) for cell in cells)
             cells = [[*filter(None, labels)] for labels in parts]

@@ -130,7 +130,7 @@ class Labels:
     ) -> "Labels":
         """Learn the labels of one column; `few` and `rows` have its different cells, of `count` rows."""
         source = f"{FLAG} {column}: {source_of(few)}"
-        type_ = column_of(few, column, FLAG, as_text=delimiter is not None).type
+        type_ = column_of(few, column, FLAG).type
         type_ = type_.value_type if is_list(type_) else type_
         distinct = [*dict.fromkeys(chain.from_iterable(rows))]
         if pa.types.is_floating(type_) or pa.types.is_decimal(type_):
@@ -291,13 +291,13 @@ def _decided(
         UserError: a column does not exist or does not fit the kind, or see `with_labels`.
     """
     for name in columns:
-        column_of(table.slice(0, 0), name, FLAG, as_text=True)
+        column_of(table.slice(0, 0), name, FLAG)
     marks = len(columns) > 1 or delimiter is not None
     if not marks:
         table, _ = with_labels(table, None, columns[0], "regression" if wanted == "regression" else None)
     for name in columns:
         source = f"{FLAG} {name}: {source_of(table)}"
-        type_ = column_of(table.slice(0, 0), name, FLAG, as_text=marks).type
+        type_ = column_of(table.slice(0, 0), name, FLAG).type
         kind = kind_of_column(type_, "classification" if marks else wanted, source)
     return table, "multi_label" if marks else kind
 

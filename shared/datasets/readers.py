@@ -166,22 +166,18 @@ def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: st
     if kind == ".parquet":
         found = _parquet_blocks(path, source, column)
     elif kind in (".csv", ".tsv"):
-        found = _csv_blocks(path, source, separator_of(kind, csv_delimiter))
+        separator = csv_delimiter or ("\t" if kind == ".tsv" else ",")
+        found = _csv_blocks(path, source, separator.replace(r"\t", "\t"))
     else:
         found = _json_blocks(path, source, column)
     with about(source):
         for table in found:
-            refuse_repeated(table.column_names, source)
+            if repeated := {name for name in table.column_names if table.column_names.count(name) > 1}:
+                raise UserError(f"{source} has two columns with the name {min(repeated)}: rename one")
             rows += table.num_rows
             yield table
     if not rows:
         raise UserError(f"{source} has no rows")
-
-
-def refuse_repeated(names: list[str], source: str) -> None:
-    """Raise UserError if two columns have the same name."""
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"{source} has two columns with the name {min(repeated)}: rename one")
 
 
 def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Table]:
@@ -214,13 +210,6 @@ def with_plain_types(schema: pa.Schema) -> pa.Schema:
 
 
 # CSV
-
-
-def separator_of(kind: str, csv_delimiter: str | None) -> str:
-    """The character that separates the columns of a .csv or .tsv file."""
-    if csv_delimiter is not None:
-        return "\t" if csv_delimiter == r"\t" else csv_delimiter
-    return "\t" if kind == ".tsv" else ","
 
 
 def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
@@ -301,17 +290,9 @@ def _json_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Tab
         except pa.ArrowInvalid as error:
             first = line_number(path, source, at)
             for number, line in enumerate(block.split(b"\n"), first):
-                if line.strip() and (problem := why_no_object(line)):
-                    raise UserError(f"{source} is malformed in line {number:,}: {problem}") from None
+                with about(f"{source} is malformed in line {number:,}"):
+                    json.loads(line.strip() or b"{}")
             raise UserError(f"{source} is malformed in line {first:,} or later: {error}") from None
-
-
-def why_no_object(line: bytes) -> str:
-    """Why a line is not a JSON object; "" if it is one."""
-    try:
-        return "" if isinstance(json.loads(line), dict) else "not an object, {column: value, …}"
-    except ValueError as error:
-        return getattr(error, "msg", str(error))
 
 
 def _parse_json(data: bytes, column: str | None) -> pa.Table:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import default_collate
 
-from shared.datasets.rows import column_of, no_such_column, source_of
+from shared.datasets.rows import no_such_column, source_of, typed_column_of
 from shared.errors import about, count_of
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import PREDICTION
@@ -21,7 +21,7 @@ class Columns(dict[str, np.ndarray]):
     """The columns of a table by name, as NumPy arrays; a gap among numbers is NaN."""
 
     def __init__(self, table: pa.Table) -> None:
-        super().__init__({name: column_of(table, name, "").to_numpy() for name in table.column_names})
+        super().__init__({name: typed_column_of(table, name).to_numpy() for name in table.column_names})
         self.source = source_of(table)
 
     def __missing__(self, name: str) -> np.ndarray:

@@ -81,7 +81,7 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     Raises:
         UserError: the column does not exist, or its type is not text.
     """
-    texts = column_of(table, column_name, FLAG, as_text=True)
+    texts = column_of(table, column_name, FLAG)
     refuse_other_types(texts.type, column_name, source_of(table))
     return Documents(source_of(table), texts, digest_of(b"", table, pa.table({column_name: texts})))
 

@@ -25,7 +25,7 @@ def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
         raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
     columns = []
     for name in text_columns:
-        column = column_of(table, name, FLAG, as_text=True)
+        column = column_of(table, name, FLAG)
         if not (is_text(column.type) or pa.types.is_null(column.type)):
             raise UserError(f"{FLAG} {name}: this column of {source_of(table)} contains {column.type}, not text")
         columns.append(column)

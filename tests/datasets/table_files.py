@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.datasets.labels import embedded_docstrings
-from shared.datasets.rows import ROW_COLUMN, column_of
+from shared.datasets.rows import ROW_COLUMN, typed_column_of
 from shared.datasets.tables import load_tables, read_file
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
@@ -25,9 +25,9 @@ def load(text=("text",), label="label", problem_type=None, **flags):
     )
 
 
-def values(table, as_text=()):
-    """The rows of a table as a recipe reads them: CSV columns become numbers if possible."""
-    columns = {n: column_of(table, n, "", n in as_text).to_pylist() for n in table.column_names if n != ROW_COLUMN}
+def values(table):
+    """The rows of a table; CSV columns become numbers if possible."""
+    columns = {name: typed_column_of(table, name).to_pylist() for name in table.column_names if name != ROW_COLUMN}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

@@ -13,7 +13,7 @@ from runs import refusal
 from shared.config import options
 from shared.config.options import differences
 from shared.datasets.readers import find_files
-from shared.datasets.rows import column_of, source_of, where
+from shared.datasets.rows import column_of, source_of, typed_column_of, where
 from shared.datasets.tables import load_tables, read_file
 from shared.options.data_options import DataOptions
 from shared.text.documents import load_documents, of_files
@@ -62,8 +62,8 @@ def refusals(given):
 def test_a_compressed_file_is_read_like_any_other(tmp_path, kind, compression):
     path = write(tmp_path / f"a.{kind}.{compression}", ROWS)
     table = read_file(path, "--train_file")
-    assert column_of(table, "text", "", as_text=True).to_pylist() == [text for text, _ in ROWS]
-    assert column_of(table, "label", "").to_pylist() == [label for _, label in ROWS]
+    assert column_of(table, "text", "").to_pylist() == [text for text, _ in ROWS]
+    assert typed_column_of(table, "label").to_pylist() == [label for _, label in ROWS]
     assert texts_of(of_files([path], "--train_file", "text")) == [text for text, _ in ROWS]
 
 
@@ -92,7 +92,7 @@ def test_several_files_are_read_in_the_order_of_their_names_however_they_are_giv
     (tmp_path / "data/_SUCCESS").write_text("")
     for given in (names[::-1], [str(tmp_path / "data")], [f"{tmp_path}/data/*.{ends}*"], [f"{tmp_path}/**/part*"]):
         table = read_file(given, "--train_file")
-        assert column_of(table, "text", "", as_text=True).to_pylist() == [text for text, _ in ROWS]
+        assert column_of(table, "text", "").to_pylist() == [text for text, _ in ROWS]
         assert where(table, 4) == f"row 2 of --train_file {names[1]}"
         assert source_of(table) == f"--train_file {' '.join(given)}"
         documents = of_files(given, "--train_file", "text")
@@ -171,7 +171,7 @@ def test_another_delimiter_is_set_by_the_flag(tmp_path, delimiter):
     config = DataOptions(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=value)
     options.check(config)
     tables = load_tables(config, ["text"], ["label"])
-    assert column_of(tables[0], "text", "", as_text=True).to_pylist() == ["a, b", "c"]
+    assert column_of(tables[0], "text", "").to_pylist() == ["a, b", "c"]
     assert texts_of(load_documents(config, "text")[0]) == ["a, b", "c"]
 
 

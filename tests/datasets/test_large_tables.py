@@ -145,7 +145,7 @@ def loaded(path, label="label", problem_type=None, delimiter=None, **flags):
         targets = [labels.encode(table) for table in tables]
         is_mapped = {mapped_file(part) is not None for part in targets} | {bool(content_of(t)) for t in tables}
         assert is_mapped == {arrow_files.IN_MEMORY < 0}
-        texts = [column_of(table, "text", "", as_text=True).to_pylist() for table in tables]
+        texts = [column_of(table, "text", "").to_pylist() for table in tables]
         return labels, [(part.tolist(), part.dtype) for part in targets], texts, where(tables[0], 3)
 
     return in_both_ways(load)

@@ -118,19 +118,17 @@ def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]]
         kept: called with the number of the first row of a block in the table, and the block.
         key: identifies the selection, together with the content of the table.
     """
-    if not content_of(table):
-        # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
-        return numbered(table).filter(pa.array(kept(0, table)))
     first = 0
 
     def keep(block: pa.Table) -> tuple[pa.Table, int]:
         nonlocal first
         first += block.num_rows
+        # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
         return block.filter(pa.array(kept(first - block.num_rows, block))), 0
 
     selected, _ = converted(table, keep, *key)
     schema = numbered(table.slice(0, 0)).schema  # types of columns may have been decided since the file was written
-    return with_content(pa.Table.from_arrays(selected.columns, schema=schema), str(content_of(selected)))
+    return pa.Table.from_arrays(selected.columns, schema=schema.with_metadata(selected.schema.metadata))
 
 
 def converted(

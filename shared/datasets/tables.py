@@ -100,11 +100,9 @@ def read_parts(
 
 def limit(count: int, most: int | None, flag: str) -> int | None:
     """How many of `count` rows --max_train_samples or --max_eval_samples keeps; None means all of them."""
-    if most is None or most >= count:
-        if most is not None and most > count:
-            say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
-        return None
-    return most
+    if most is not None and most > count:
+        say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
+    return None if most is None or most >= count else most
 
 
 def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | None:
@@ -227,16 +225,12 @@ def _validation_split(parts: Mapping[str, pa.Table], source: str, label_columns:
     if split is None and parts:
         there = ", ".join(parts)
         say(f"{source} has no split with a usual name for validation ({there}): --validation_split_name selects one")
-    elif split and split.casefold() not in TEST_SPLITS:
-        say(f"{source}: its split {split} is used as validation data")
-    elif split and any(unlabeled(parts[split], name) for name in label_columns):
+    elif split and split.casefold() in TEST_SPLITS and any(unlabeled(parts[split], name) for name in label_columns):
         say(f"{source} has no validation split, and its split {split} has no labels, so it cannot replace it")
         split = None
     elif split:
-        say(
-            f"{source} has no validation split: its split {split} is used instead, so a model that is selected by its "
-            "scores is selected on test data"
-        )
+        selects = ": a model that is selected by its scores is selected on test data"
+        say(f"{source}: its split {split} is used as validation data{selects * (split.casefold() in TEST_SPLITS)}")
     return split
 
 

@@ -90,7 +90,7 @@ def test_without_a_validation_split_the_test_split_is_used_with_a_message(tmp_pa
     train, validation = load(dataset_name=folder)
     assert train.num_rows == 10
     assert validation["text"].to_pylist() == ["test 0", "test 1", "test 2"]
-    assert f"{folder} has no validation split: its split test is used instead" in capfd.readouterr().err
+    assert f"{folder}: its split test is used as validation data: a model that is" in capfd.readouterr().err
     _, validation = load(dataset_name=saved_splits(tmp_path / "three", train=10, test=3, validation=1))
     assert validation["text"].to_pylist() == ["validation 0"]
     assert "split test" not in capfd.readouterr().err

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from shared.datasets.rows import as_written
-from shared.errors import UserError, about, say
+from shared.errors import UserError, about
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 ARRAY_ROWS = 1 << 12  # of a JSON array that become a block
@@ -264,9 +265,10 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
             if is_rows and len(lines) > len(likely):
                 likely = lines
     if likely:
-        say(
+        print(  # by any process: only one reads the file
             f"{source}: the quoted field that begins in line {likely.start:,} continues to line {likely.stop:,} and "
-            "contains lines that look like rows: if they are, add the missing quotation mark or remove the extra one"
+            "contains lines that look like rows: if they are, add the missing quotation mark or remove the extra one",
+            file=sys.stderr,
         )
 
 

@@ -176,7 +176,7 @@ def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[s
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
     """The rows of the .csv, .tsv, .json, .jsonl or .parquet files that `given` names: see `readers.find_files`.
 
-    They are in memory, or if they are large, memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `arrow_files`.
 
     Raises:
         UserError: one of them cannot be read, or two of them have different columns; names `flag`.

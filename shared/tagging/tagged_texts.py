@@ -76,7 +76,7 @@ def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
 def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Table:
     """The rows of the files that `given` names; each sentence of a CoNLL file is a row. `untagged`: see `read_conll`.
 
-    They are in memory, or if they are large, memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `arrow_files`.
 
     Raises:
         UserError: a file cannot be read, or two files have different columns.

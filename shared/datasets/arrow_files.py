@@ -26,6 +26,7 @@ IN_MEMORY = 1 << 24  # maximum number of bytes of a small table
 
 Blocks = Iterable[pa.Table]
 Reader = Callable[[Path, str], Blocks]  # reader(file, source): the rows of a file
+Chosen = Callable[[int, pa.Table], NDArray[np.bool_]]  # of the first row of a block in its table, and the block
 
 
 def load(files: Sequence[Path], flag: str, source: str, read: Reader, how: str = "") -> pa.Table:
@@ -82,12 +83,12 @@ def of_arrow_files(table: pa.Table, files: Sequence[Path], *key: object) -> pa.T
     return with_content(table, key_digest(FORMAT, states, types, *key))
 
 
-def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]], *key: object) -> pa.Table:
+def filtered(table: pa.Table, kept: Chosen, *key: object) -> pa.Table:
     """The rows for which `kept` is True, with their row numbers; memory-mapped if the table is.
 
     Args:
         table: the rows.
-        kept: called with the number of the first row of a block in the table, and the block.
+        kept: called with each block of the table.
         key: identifies the selection, together with the content of the table.
     """
     first = 0

@@ -42,7 +42,7 @@ def load_tables(
     """The training rows and the validation rows; by default, what `embedded` returns.
 
     Without validation data, `validation_split_percentage` of the rows are held out, chosen by `seed`, and a message is
-    printed. If `targets_of` returns labels, the percentage applies to each label (see `split_off`).
+    printed. If `targets_of` returns labels, the percentage applies to each label (see `hold_out`).
 
     Raises:
         UserError: the data cannot be read, or text and label columns overlap.
@@ -54,22 +54,8 @@ def load_tables(
         assert embedded, "neither --train_file nor --dataset_name, and no default data"
         train, validation = embedded()
     if validation is None:
-        train, validation = hold_out(train, config, targets_of(train) if targets_of else None)
-    return train, validation
-
-
-def hold_out(table: pa.Table, config: DataOptions, targets: np.ndarray | None = None) -> tuple[pa.Table, pa.Table]:
-    """The training rows and `validation_split_percentage` of held-out rows; prints how many. See `split_off`.
-
-    Raises:
-        UserError: see `split_off`.
-    """
-    each = "" if targets is None or _are_numbers(targets) else " of each label"
-    train, validation = split_off(table, config.validation_split_percentage, config.seed, targets)
-    say(
-        f"{source_of(train)} has no validation data: {validation.num_rows:,} of its rows "
-        f"({config.validation_split_percentage} %{each}, chosen by --seed {config.seed}) are held out"
-    )
+        targets = targets_of(train) if targets_of else None
+        train, validation = hold_out(train, config.validation_split_percentage, config.seed, targets)
     return train, validation
 
 
@@ -117,27 +103,23 @@ def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | N
 
 def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows that --max_train_samples and --max_eval_samples keep."""
-    found = []
+    found, words = [], (config.seed, SUBSET)
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
         most = limit(table.num_rows, getattr(config, name), f"--{name}")
-        found.append(table if most is None else _chosen(table, most, (config.seed, SUBSET))[0])
+        chosen = most and _smallest(table.num_rows, most, *words)
+        found.append(arrow_files.filtered(table, chosen, "chosen", most, words) if chosen else table)
     return found[0], found[1]
 
 
-def _chosen(table: pa.Table, most: int, words: tuple[int, ...]) -> tuple[pa.Table, pa.Table]:
-    """The `most` rows with the smallest hashes of (*words, row), and the others; both with their row numbers."""
-    largest = hash_limit(table.num_rows, most, *words)
-
-    def chosen(first: int, block: pa.Table) -> np.ndarray:
-        return hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest
-
-    return _divided(table, chosen, "chosen", most, words)
+def _smallest(count: int, most: int, *words: int) -> arrow_files.Chosen:
+    """Chooses the `most` of `count` rows with the smallest hashes of (*words, row)."""
+    largest = hash_limit(count, most, *words)
+    return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest
 
 
-def _divided(table: pa.Table, chosen: Callable[[int, pa.Table], np.ndarray], *key: object) -> tuple[pa.Table, pa.Table]:
-    """The rows for which `chosen` is True, and the others; both with their row numbers. See `arrow_files.filtered`."""
-    inside = arrow_files.filtered(table, chosen, *key)
-    return inside, arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+def _of_mask(mask: np.ndarray) -> arrow_files.Chosen:
+    """Chooses the rows at which `mask`, bool [N], is True."""
+    return lambda first, block: mask[first : first + block.num_rows]
 
 
 def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -240,10 +222,10 @@ def _first_split(parts: Iterable[str], names: Sequence[str]) -> str | None:
     return next((found[name] for name in names if name in found), None)
 
 
-def split_off(
+def hold_out(
     table: pa.Table, percentage: int, seed: int, targets: np.ndarray | None = None
 ) -> tuple[pa.Table, pa.Table]:
-    """Split `table` into the training rows and `percentage` of held-out rows.
+    """Split `table` into the training rows and `percentage` of held-out rows; prints how many.
 
     Both parts keep the order of the rows and their row numbers, and have at least one row. The choice is a function of
     (seed, row, number of rows) and, if `targets` are labels (int [N], or 0 and 1 [N, labels]), of the targets: see
@@ -252,19 +234,26 @@ def split_off(
     Raises:
         UserError: there is only one row, or each row is the only one of its label.
     """
-    rows = table.num_rows
+    rows, each = table.num_rows, ""
     if rows < 2:
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
-    if targets is None or _are_numbers(targets):
-        held_out, train = _chosen(table, min(max(1, round(rows * percentage / 100)), rows - 1), (seed,))
+    if targets is None or (targets.ndim == 1 and targets.dtype.kind == "f"):
+        most = min(max(1, round(rows * percentage / 100)), rows - 1)
+        chosen = _smallest(rows, most, seed)
+        key: tuple[object, ...] = ("chosen", most, (seed,))
     else:
-        file = mapped_file(targets)
+        each, file = " of each label", mapped_file(targets)
         assert file or not content_of(table), "the targets of a memory-mapped table are memory-mapped"
         key = ("share of each", file and file.parent.name, percentage, seed)
         fill = partial(_share_of_each, table, targets, percentage, seed)
-        name = f"held-out-rows-{key_digest(content_of(table), *key)}"
-        mask = mask_once(name, rows, fill) if file else fill(None)
-        held_out, train = _divided(table, lambda first, block: mask[first : first + block.num_rows], *key)
+        mask = mask_once(f"held-out-rows-{key_digest(content_of(table), *key)}", rows, fill) if file else fill(None)
+        chosen = _of_mask(mask)
+    held_out = arrow_files.filtered(table, chosen, *key)
+    train = arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+    say(
+        f"{source_of(table)} has no validation data: {held_out.num_rows:,} of its rows ({percentage} %{each}, chosen "
+        f"by --seed {seed}) are held out"
+    )
     return train, held_out
 
 
@@ -282,11 +271,6 @@ def _share_of_each(
             )
         mask[candidates[hash64(seed, candidates.astype(np.uint64)).argmin()]] = True
     return mask
-
-
-def _are_numbers(targets: np.ndarray) -> bool:
-    """Whether targets are numbers to be predicted instead of labels."""
-    return targets.ndim == 1 and targets.dtype.kind == "f"
 
 
 def read_saved(path: str) -> dict[str, pa.Table]:

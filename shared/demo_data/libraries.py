@@ -26,17 +26,13 @@ from shared.cache.prepared import build_once, key_digest
 from shared.errors import UserError
 
 FORMAT = 2  # part of the cache's names: increase it when a change in this folder changes the data
-LIBRARIES = {  # package: distribution. The first MAX_LIBRARIES that are installed are read; requirements.txt has all
+LIBRARIES = {  # package: distribution; requirements.txt installs all
     "transformers": "transformers",
     "sklearn": "scikit-learn",
     "pandas": "pandas",
     "sympy": "sympy",
     "networkx": "networkx",
-    "torch": "torch",
-    "matplotlib": "matplotlib",
-    "numpy": "numpy",
 }
-MAX_LIBRARIES, MIN_LIBRARIES = 5, 4
 FILES_PER_LIBRARY = 600  # at most
 VALIDATION_SHARE = 0.15
 FILES_PER_PROCESS = 200
@@ -46,24 +42,20 @@ Definition = ast.Module | ast.ClassDef | Function
 
 
 def installed() -> dict[str, tuple[Path, str]]:
-    """The source folder and the version of each library to read, by package.
+    """The source folder and the version of each library, by package.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
     found: dict[str, tuple[Path, str]] = {}
-    missing = []
     for package, distribution in LIBRARIES.items():
         spec = importlib.util.find_spec(package)  # does not import a top-level package
-        if spec is None or spec.origin is None or not spec.submodule_search_locations:
-            missing.append(distribution)
-        elif len(found) < MAX_LIBRARIES:
-            found[package] = Path(spec.submodule_search_locations[0]), importlib.metadata.version(distribution)
-    if len(found) < MIN_LIBRARIES:
-        raise UserError(
-            f"the embedded data need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({', '.join(missing)} not "
-            "installed): pip install -r requirements.txt, or use your own text with --train_file"
-        )
+        if spec is None or spec.origin is None:
+            raise UserError(
+                f"the embedded data need {distribution}, which is not installed: pip install -r requirements.txt, or "
+                "use your own text with --train_file"
+            )
+        found[package] = Path(spec.origin).parent, importlib.metadata.version(distribution)
     return found
 
 
@@ -76,7 +68,7 @@ def cached_table(name: str, gather: Callable[[dict[str, Path]], pa.Table], witho
         without: a package that is left out.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
     found = {package: library for package, library in installed().items() if package != without}
     versions = {package: version for package, (_, version) in found.items()}

@@ -22,7 +22,7 @@ def load() -> tuple[pa.Table, pa.Table]:
     twice.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
     return libraries.in_splits(libraries.cached_table("functions", gather, without=COPIES))
 

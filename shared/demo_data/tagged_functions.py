@@ -37,7 +37,7 @@ def load() -> tuple[pa.Table, pa.Table]:
     A text is a function, cut after MAX_WORDS words. All functions of a source file are in the same table.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
     return libraries.in_splits(libraries.cached_table("sources", gather))
 

@@ -22,7 +22,7 @@ def load() -> tuple[pa.Table, pa.Table]:
     in the same table.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
     table = libraries.cached_table("docstrings", gather)
     seen: Counter[str] = Counter()

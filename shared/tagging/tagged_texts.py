@@ -47,7 +47,9 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     names = class_names(raw[0], columns[1]) if columns[1] in raw[0].column_names else ()
     tables = [tagged(table, *columns) for table in raw]
     tags = Tags.of(tables[0], names)  # before the split, so that both parts have the same tags
-    train, validation = tables if len(tables) == 2 else hold_out(tables[0], config)
+    train, validation = (
+        tables if len(tables) == 2 else hold_out(tables[0], config.validation_split_percentage, config.seed)
+    )
     train, validation = limited((train, validation), config)
     if config.model_name_or_path:
         tags = Tags(label_order(config.model_name_or_path, tags.names, config.revision))

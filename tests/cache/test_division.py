@@ -108,16 +108,6 @@ def test_a_process_leaves_the_blocks_of_others(monkeypatch):
     check_result(folder)
 
 
-def test_blocks_are_joined_in_their_order_whatever_the_order_of_writing(monkeypatch):
-    """The last of several processes begins with the last blocks."""
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    read = []
-    folder = squares(read.append).build()
-    assert read == [*range(16, COUNT), *range(16)]
-    check_result(folder)
-
-
 @pytest.mark.parametrize("damage", ["removed", "cut short"])
 def test_a_damaged_block_is_written_again_and_no_other(damage):
     def refuse(item):

@@ -191,7 +191,9 @@ def test_a_column_whose_name_differs_in_case_or_white_space_is_suggested(tmp_pat
     path = tmp_path / "a.csv"
     path.write_text(f"{written},label\na,1\n")
     table = read_file(str(path), "--train_file")
-    assert refusal(column_of, table, "text", "--text_column_names").endswith(f": use --text_column_names {hint}")
+    message = refusal(column_of, table, "text", "--text_column_names")
+    assert message.startswith(f"--text_column_names text: --train_file {path} has no such column (columns: {written}, ")
+    assert message.endswith(f": use --text_column_names {hint}")
     message = refusal(lambda: texts_of(of_files([str(path)], "--train_file", "text")))
     assert message.endswith(f": use --text_column_name {hint}")
 

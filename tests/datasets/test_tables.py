@@ -11,22 +11,11 @@ from table_files import load, values, write
 
 from shared.datasets import tables
 from shared.datasets.labels import Labels
-from shared.datasets.rows import column_of, source_of, where
-from shared.datasets.tables import read_file, read_hub, read_saved, split_off
+from shared.datasets.rows import source_of, where
+from shared.datasets.tables import read_hub, read_saved
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-
-# Rows and columns
-
-
-def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tmp_path):
-    table, _ = split_off(
-        read_file(str(write(tmp_path / "a.csv", "sentence,target\na,1\nb,2\n")), "--train_file"), 50, 0
-    )
-    with pytest.raises(UserError, match=r"--label_column_name label: --train_file .*\(columns: sentence, target\)$"):
-        column_of(table, "label", "--label_column_name")
-
 
 # Which source
 
@@ -67,7 +56,6 @@ def saved(tmp_path_factory) -> Path:
     rows = {"text": [f"text {i}" for i in range(10)], "label": [i % 2 for i in range(10)]}
     data = datasets.Dataset.from_dict(rows, features=features)
     data.select([3, 1, 2]).save_to_disk(folder / "one")
-    datasets.DatasetDict(train=data, validation=data.select([7, 5])).save_to_disk(folder / "dict")
     datasets.DatasetDict(test=data).save_to_disk(folder / "test_only")
     return folder
 
@@ -77,12 +65,6 @@ def test_a_saved_dataset_is_read_in_its_order_with_its_label_names(saved):
     assert table["text"].to_pylist() == ["text 3", "text 1", "text 2"]
     assert b'"names": ["no", "yes"]' in table.schema.metadata[b"huggingface"]
     assert source_of(table) == f"--dataset_name {saved / 'one'} (split train)"
-
-
-def test_a_saved_dictionary_gives_its_train_and_validation_split(saved):
-    train, validation = load(dataset_name=str(saved / "dict"))
-    assert train.num_rows == 10
-    assert validation["text"].to_pylist() == ["text 7", "text 5"]
 
 
 def test_without_a_validation_split_the_test_split_is_used_with_a_message(tmp_path, capfd):

@@ -2,8 +2,6 @@
 
 import textwrap
 
-import pytest
-
 from shared.demo_data import libraries, tagged_functions
 
 SOURCE = '''
@@ -72,9 +70,8 @@ def test_comments_docstrings_and_the_content_of_strings_are_left_out():
     assert words.count('""') == 2
 
 
-@pytest.mark.parametrize("source", ["def f(:\n", "def f():\n    return 'é'\n", "x = 1\x00"])
-def test_a_file_that_cannot_be_read_has_no_functions(source):
-    assert tagged_functions.tagged_functions(source.encode()) == []
+def test_a_file_that_is_not_ascii_has_no_functions():
+    assert tagged_functions.tagged_functions(SOURCE.replace("comment", "é").encode()) == []
 
 
 def test_all_functions_of_a_file_are_in_the_same_table_and_duplicates_are_kept_once(tmp_path):

@@ -273,11 +273,13 @@ class Labels:
 def _refuse_contradictions(columns: tuple[str, ...], problem_type: ProblemType | None, delimiter: str | None) -> None:
     """Raise UserError if flags about labels contradict each other."""
     given = f"{FLAG} {' '.join(columns)}" + ("" if delimiter is None else f" --label_delimiter '{delimiter}'")
-    if len({*columns}) < len(columns) or delimiter == "" or (len(columns) > 1 and delimiter is not None):
-        raise UserError(f"{given}: use different columns of 0 and 1, or one text column with a delimiter")
-    several = len(columns) > 1 or delimiter is not None
-    if several and problem_type not in (None, "multi_label_classification"):
-        raise UserError(f"{given} gives a row several labels, but --problem_type {problem_type} allows one")
+    several = (len(columns) > 1) + (delimiter is not None)
+    other_type = several and problem_type not in (None, "multi_label_classification")
+    if len({*columns}) < len(columns) or delimiter == "" or several > 1 or other_type:
+        raise UserError(
+            f"{given}: use different columns of 0 and 1, or one text column with a delimiter; both give a row several "
+            "labels, for --problem_type multi_label_classification"
+        )
 
 
 def _decided(

@@ -58,42 +58,38 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str], csv_delimi
         UserError: a folder or pattern has no files, a file is named twice, its kind is unknown, or --csv_delimiter has
             no effect.
     """
-    found: list[Path] = []
-    for name in given:
-        path, files = Path(name), [Path(name)]
-        if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises where the folder cannot be read
-            files = _in_folder(path, f"{flag} {name}", kinds)
-        elif glob.has_magic(name) and not os.path.exists(path):  # noqa: PTH110
-            matches = glob.glob(name, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
-            files = [Path(match) for match in matches if Path(match).is_file()]
-        if not files:
-            raise UserError(f"{flag} {name}: no file matches this pattern")
-        found += files
     by_content: dict[Path, Path] = {}
-    for path in found:
+    for path in chain.from_iterable(_named_by(name, flag, kinds) for name in given):
         if kind_of(path) not in kinds:
             known = f"{', '.join(kinds)}, optionally compressed ({', '.join(COMPRESSIONS)})"
             raise UserError(f"{flag} {path}: unknown kind of file: use {known}")
         content = path.resolve().with_suffix("") if is_compressed(path) else path.resolve()
         if (same := by_content.setdefault(content, path)) is not path:
             raise UserError(f"{flag} {path} and {same} are the same data: name each file once")
-    found.sort(key=str)
+    found = sorted(by_content.values(), key=str)
     if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in found):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {found[0]}: remove it")
     return found
 
 
-def _in_folder(folder: Path, source: str, kinds: Sequence[str]) -> list[Path]:
-    """The data files in a folder."""
-    if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-        raise UserError(f"{source} is a folder that save_to_disk wrote: use it as --dataset_name")
-    with about(source):
-        inside = [path for path in folder.iterdir() if path.is_file() and path.name[0] not in "._"]
-    files = [path for path in inside if kind_of(path) in kinds]
+def _named_by(name: str, flag: str, kinds: Sequence[str]) -> list[Path]:
+    """The files that a path, a pattern or a folder names."""
+    path, source = Path(name), f"{flag} {name}"
+    if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises where the folder cannot be read
+        if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+            raise UserError(f"{source} is a folder that save_to_disk wrote: use it as --dataset_name")
+        with about(source):
+            files = [file for file in path.iterdir() if file.is_file() and file.name[0] not in "._"]
+        files = [file for file in files if kind_of(file) in kinds]
+        if len(found := sorted({*map(kind_of, files)})) > 1:
+            raise UserError(f"{source}: files of several kinds ({', '.join(found)}): select one, such as '*{found[0]}'")
+    elif glob.has_magic(name) and not os.path.exists(path):  # noqa: PTH110
+        matches = glob.glob(name, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
+        files = [Path(match) for match in matches if Path(match).is_file()]
+    else:
+        return [path]
     if not files:
-        raise UserError(f"{source} is a folder without data files ({', '.join(kinds)}): use another folder")
-    if len(found := sorted({kind_of(path) for path in files})) > 1:
-        raise UserError(f"{source}: files of several kinds ({', '.join(found)}): select one, such as '*{found[0]}'")
+        raise UserError(f"{source}: no such file ({', '.join(kinds)})")
     return files
 
 

@@ -131,8 +131,8 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
 
     source = source_of(table)
     content = content_of(table) or table[WORDS].to_pylist()  # the words of a memory-mapped table are not read
-    parts = parts_of(table.num_rows, SMALLEST_BLOCK, make)
-    folder = Division(f"words-{key_digest(settings, content)}", parts, f"tokenizing {source}", PLACES).build()
+    parts = parts_of(table.num_rows, SMALLEST_BLOCK)
+    folder = Division(f"words-{key_digest(settings, content)}", parts, make, f"tokenizing {source}", PLACES).build()
     arrays = {field.name: read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)}
     cut = WordPieces(**arrays | {"characters": arrays["characters"].reshape(-1, 2)})
     if not len(cut.pieces):

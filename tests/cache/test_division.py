@@ -31,9 +31,9 @@ def make(items, note=nothing):
 
 
 def squares(note=nothing, **changes):
-    parts = parts_of(COUNT, SIZE, partial(make, note=note))
-    first = {"offsets": np.zeros(1, np.int64)}
-    return replace(Division("squares", parts, "squaring numbers", {"offsets": "squares"}, first), **changes)
+    how = {"places": {"offsets": "squares"}, "first": {"offsets": np.zeros(1, np.int64)}}
+    made = Division("squares", parts_of(COUNT, SIZE), partial(make, note=note), "squaring numbers", **how)
+    return replace(made, **changes)
 
 
 def check_result(folder=None):
@@ -155,7 +155,7 @@ def test_a_task_of_an_array_writes_its_share_of_several_folders():
 
 def test_many_items_make_larger_parts():
     most = division.MOST_PARTS
-    assert len(parts_of(SIZE * most, SIZE, make)) == most
-    many = parts_of(SIZE * most + 1, SIZE, make)
+    assert len(parts_of(SIZE * most, SIZE)) == most
+    many = parts_of(SIZE * most + 1, SIZE)
     assert len(many) <= most
-    assert not {part.name for part in many} & {part.name for part in parts_of(SIZE * most, SIZE, make)}
+    assert not {*many} & {*parts_of(SIZE * most, SIZE)}

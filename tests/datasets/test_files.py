@@ -141,9 +141,9 @@ def test_files_with_different_columns_or_types_are_refused_with_their_names(tmp_
 def test_flags_that_name_no_file_or_a_file_twice_are_refused(tmp_path):
     path = write(tmp_path / "data/a.csv", ROWS)
     for given, expected in (
-        ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no file matches this pattern"),
+        ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no such file (.csv, "),
         ([path, f"{tmp_path}/data"], f"--train_file {path} and {path} are the same data: name each file once"),
-        ([str(tmp_path)], f"--train_file {tmp_path} is a folder without data files (.csv"),
+        ([str(tmp_path)], f"--train_file {tmp_path}: no such file (.csv"),
         ([f"{tmp_path}/b.csv"], f"--train_file {tmp_path}/b.csv: no such file"),
     ):
         assert refusal(lambda given=given: read_file(given, "--train_file")).startswith(expected)

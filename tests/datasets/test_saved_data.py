@@ -1,7 +1,5 @@
 """Large data sets of `datasets` stay on disk, with all selections of their rows, and are the same as in memory."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from shared.cache.prepared import mapped_file
@@ -10,7 +8,6 @@ from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, where
 from shared.datasets.tables import limited, load_tables, read_saved
 from shared.options.data_options import DataOptions
-from shared.tagging.tagged_texts import load_tagged
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -70,23 +67,3 @@ def test_a_saved_data_set_that_is_written_again_has_another_content(tmp_path, mo
     (tmp_path / "saved").rename(tmp_path / "before")
     (tmp_path / "other").rename(tmp_path / "saved")
     assert content_of(read_saved(folder)["train"]) != content_of(first)
-
-
-def test_tagged_texts_of_a_large_saved_data_set_are_those_of_a_small_one(tmp_path, monkeypatch):
-    rows = {"words": [[f"w{i}", "x"] if i % 5 else None for i in range(60)], "tags": [["B-A", "O"]] * 60}
-    rows["kinds"] = [["B-A", "B-C"]] * 60
-    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
-    plain = vars(DataOptions(dataset_name=str(tmp_path / "saved"), skip_incomplete_rows=True, max_train_samples=9))
-    found, contents = [], []
-    for most in (1 << 24, -1):
-        monkeypatch.setattr(arrow_files, "IN_MEMORY", most)
-        for column in ("tags", "kinds"):
-            config = SimpleNamespace(**{**plain, "text_column_name": "words", "label_column_name": column})
-            config.model_name_or_path = None
-            train, validation, tags = load_tagged(config)
-            contents.append(content_of(train))
-            found.append((train.to_pylist(), validation.to_pylist(), tags))
-    assert found[:2] == found[2:]
-    assert found[0] != found[1]
-    assert contents[:2] == [None, None]
-    assert len({*contents}) == 3

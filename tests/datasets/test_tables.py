@@ -1,7 +1,6 @@
 """Tables from files, saved data sets and the Hub, with their training and validation parts."""
 
 import socket
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,23 +47,31 @@ def test_a_single_file_is_split_and_only_the_main_process_prints_it(tmp_path, mo
 # Folders of save_to_disk and the Hub, which need the package datasets
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
+def saved_splits(folder, **splits):
+    """Write a save_to_disk folder; `splits` gives the number of rows of each split, or their labels."""
     datasets = pytest.importorskip("datasets")
-    folder = tmp_path_factory.mktemp("saved")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    rows = {"text": [f"text {i}" for i in range(10)], "label": [i % 2 for i in range(10)]}
-    data = datasets.Dataset.from_dict(rows, features=features)
-    data.select([3, 1, 2]).save_to_disk(folder / "one")
-    datasets.DatasetDict(test=data).save_to_disk(folder / "test_only")
-    return folder
+    parts = {}
+    for name, labels in splits.items():
+        ids = [i % 2 for i in range(labels)] if isinstance(labels, int) else labels
+        rows = {"text": [f"{name} {i}" for i in range(len(ids))], "label": ids}
+        parts[name] = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(parts).save_to_disk(folder)
+    return str(folder)
 
 
-def test_a_saved_dataset_is_read_in_its_order_with_its_label_names(saved):
-    table = read_saved(str(saved / "one"))["train"]
-    assert table["text"].to_pylist() == ["text 3", "text 1", "text 2"]
+def test_a_saved_dataset_is_read_in_its_order_with_its_label_names_and_refused_if_it_was_cut_off(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    folder = saved_splits(tmp_path / "all", train=10)
+    datasets.load_from_disk(folder)["train"].select([3, 1, 2]).save_to_disk(tmp_path / "one")
+    table = read_saved(str(tmp_path / "one"))["train"]
+    assert table["text"].to_pylist() == ["train 3", "train 1", "train 2"]
     assert b'"names": ["no", "yes"]' in table.schema.metadata[b"huggingface"]
-    assert source_of(table) == f"--dataset_name {saved / 'one'} (split train)"
+    assert source_of(table) == f"--dataset_name {tmp_path / 'one'} (split train)"
+    for path in (tmp_path / "one").glob("*.arrow"):
+        path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(UserError, match="save_to_disk"):
+        read_saved(str(tmp_path / "one"))
 
 
 def test_without_a_validation_split_the_test_split_is_used_with_a_message(tmp_path, capfd):
@@ -78,20 +85,13 @@ def test_without_a_validation_split_the_test_split_is_used_with_a_message(tmp_pa
     assert "split test" not in capfd.readouterr().err
 
 
-def test_a_saved_dataset_that_was_cut_off_is_refused(saved, tmp_path):
-    for path in (saved / "one").iterdir():
-        content = path.read_bytes()
-        write(tmp_path / path.name, content[:40] if path.suffix == ".arrow" else content)
-    with pytest.raises(UserError, match="save_to_disk"):
-        read_saved(str(tmp_path))
-
-
-def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_hub_name(saved, tmp_path):
+def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_hub_name(tmp_path):
+    saved = saved_splits(tmp_path / "saved", test=2)
     missing = ("./gone", "/gone/folder", "~/gone", "out/some/folder")
     for name, config, expected in (
-        (saved / "test_only", None, r"no train split \(splits: test\)"),
+        (saved, None, r"no train split \(splits: test\)"),
         (tmp_path, None, "--dataset_name .* should be one that save_to_disk of datasets wrote"),
-        (saved / "one", "mrpc", "--dataset_config_name mrpc"),
+        (saved, "mrpc", "--dataset_config_name mrpc"),
         (write(tmp_path / "a.csv", "x\n1\n"), None, "use it as --train_file"),
         *((name, None, f"--dataset_name {name}: no such folder") for name in missing),
     ):
@@ -141,19 +141,6 @@ def test_a_dataset_that_was_loaded_before_needs_no_network(monkeypatch, tmp_path
 
 
 # Which splits
-
-
-def saved_splits(folder, **splits):
-    """Write a save_to_disk folder; `splits` gives the number of rows of each split, or their labels."""
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    parts = {}
-    for name, labels in splits.items():
-        ids = [i % 2 for i in range(labels)] if isinstance(labels, int) else labels
-        rows = {"text": [f"{name} {i}" for i in range(len(ids))], "label": ids}
-        parts[name] = datasets.Dataset.from_dict(rows, features=features)
-    datasets.DatasetDict(parts).save_to_disk(folder)
-    return str(folder)
 
 
 @pytest.mark.parametrize("name", ["valid", "dev", "val", "eval", "Validation", "development", "dev_matched"])

@@ -180,14 +180,6 @@ def test_a_new_version_of_a_library_is_read_again(site, capfd):
     assert texts.documents().num_rows == before.num_rows + 1
 
 
-def test_the_parsing_processes_import_no_module_from_the_working_folder(site, tmp_path, monkeypatch):
-    (tmp_path / "json.py").write_text("raise RuntimeError")
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "__init__.py").write_text("raise RuntimeError")
-    monkeypatch.chdir(tmp_path)
-    assert texts.gather(roots(site)).num_rows == 12 * len(LIBRARIES)
-
-
 SCRIPT = """
 import sys, threading, time
 sys.path[:0] = [sys.argv[1], {root!r}]
@@ -199,10 +191,13 @@ print("read", train.num_rows + validation.num_rows)
 """
 
 
-def test_a_script_without_a_guard_on_its_name_reads_the_data_while_a_thread_runs(site):
-    """To import the script again would fail, and to fork is unsafe."""
+def test_a_script_without_a_guard_on_its_name_reads_the_data_while_a_thread_runs(site, tmp_path):
+    """To import the script again would fail, and to fork is unsafe. No module of the working folder is imported."""
+    (tmp_path / "json.py").write_text("raise RuntimeError")
+    (tmp_path / "shared.py").write_text("raise RuntimeError")
     script = SCRIPT.format(root=str(ROOT), libraries=libraries.LIBRARIES)
-    printed = subprocess.run([sys.executable, "-c", script, site], stdout=subprocess.PIPE, check=True, text=True).stdout
+    command = [sys.executable, "-P", "-c", script, site]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=tmp_path).stdout
     assert printed == f"read {12 * len(LIBRARIES)}\n"
 
 

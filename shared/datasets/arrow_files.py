@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, key_digest
 from shared.datasets.readers import is_compressed, kind_of, opened
-from shared.datasets.rows import PARTS_KEY, blocks_of, content_of, named, numbered, with_content, without_content
+from shared.datasets.rows import PARTS_KEY, blocks_of, content_of, named, numbered, with_content
 from shared.errors import UserError, about
 
 FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
@@ -64,23 +64,12 @@ def load(files: Sequence[Path], flag: str, source: str, read: Reader, how: str =
     parts = json.dumps([*zip(facts["starts"], sources, strict=True)] if len(files) > 1 else [])
     table = _mapped(folder)
     table = named(table.replace_schema_metadata({**(table.schema.metadata or {}), PARTS_KEY: parts.encode()}), source)
-    return with_content(table, facts["content"]) if table.nbytes > IN_MEMORY else table
+    return of_content(table, facts["content"])
 
 
-def of_arrow_files(table: pa.Table, files: Sequence[Path], *key: object) -> pa.Table:
-    """A table that another library has memory-mapped, with a digest in its metadata. A small table is unchanged.
-
-    The digest is that of the files' states, because reading all bytes of a data set takes long.
-
-    Args:
-        table: the rows.
-        files: their Arrow files; none if the rows are in memory.
-        key: which part of the files the table is.
-    """
-    if not files or table.nbytes <= IN_MEMORY:
-        return table
-    states, types = [state_of(file) for file in files], str(table.schema.remove_metadata())
-    return with_content(table, key_digest(FORMAT, states, types, *key))
+def of_content(table: pa.Table, content: str) -> pa.Table:
+    """A memory-mapped table with a digest of its rows in its metadata. A small table is unchanged."""
+    return with_content(table, content) if table.nbytes > IN_MEMORY else table
 
 
 def filtered(table: pa.Table, kept: Chosen, *key: object) -> pa.Table:
@@ -116,7 +105,7 @@ def converted(
     """
     if not content_of(table):
         made, count = convert(numbered(table))
-        return without_content(made.replace_schema_metadata(table.schema.metadata)), count
+        return with_content(made.replace_schema_metadata(table.schema.metadata), None), count
     content = key_digest(FORMAT, content_of(table), *key)
 
     def build(folder: Path) -> None:

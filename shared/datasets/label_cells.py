@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from shared.compat import of_datasets
 from shared.datasets import arrow_files
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, refuse_missing, source_of, where, without_content
+from shared.datasets.rows import ROW_COLUMN, column_of, is_text, refuse_missing, source_of, where, with_content
 from shared.errors import UserError
 
 Kind = Literal["classification", "multi_label", "regression"]
@@ -172,7 +172,7 @@ def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         return np.array(new, bool)
 
     of_labels = table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])
-    return without_content(arrow_files.filtered(of_labels, is_new, "distinct", columns))
+    return with_content(arrow_files.filtered(of_labels, is_new, "distinct", columns), None)
 
 
 def keys_of(block: pa.Table, columns: Sequence[str]) -> pa.Array:

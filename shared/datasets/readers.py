@@ -241,19 +241,17 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
     with opened(path, source) as file:
         rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
         while True:
-            fields: list[str] | None = None
             try:
                 fields = next(rows, None)
-                if fields is None:
-                    break
             except csv.Error:
-                pass
-            lines = range(begin, rows.line_num)
-            begin = rows.line_num + 1
-            inner = max((field.splitlines()[1:-1] for field in fields or [] if "\n" in field), key=len, default=[])
-            columns = columns or len(fields or [])
+                fields = []
+            if fields is None:
+                break
+            lines, begin = range(begin, rows.line_num), rows.line_num + 1
+            columns = columns or len(fields)
+            inner = max((field.splitlines()[1:-1] for field in fields), key=len, default=[])
             is_rows = bool(inner) and columns > 1 and all(line.count(separator) == columns - 1 for line in inner)
-            if lines and (fields is None or (is_rows and separator == "\t")):
+            if lines and (not fields or (is_rows and separator == "\t")):
                 raise UserError(
                     f"{source} is malformed: the quotation mark in line {lines.start:,} is closed inside of line "
                     f"{lines.stop:,}, so these lines would be read as one row: remove both marks, or double them"

@@ -41,15 +41,10 @@ def source_of(table: pa.Table) -> str:
     return (table.schema.metadata or {}).get(SOURCE_KEY, b"the data").decode()
 
 
-def with_content(table: pa.Table, content: str) -> pa.Table:
-    """A memory-mapped table with a digest of its rows in its metadata."""
-    given = f"{table.num_rows} {content}".encode()
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: given})
-
-
-def without_content(table: pa.Table) -> pa.Table:
-    """A table in memory that was made from another one, without its digest."""
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: b""})
+def with_content(table: pa.Table, content: str | None) -> pa.Table:
+    """A memory-mapped table with a digest of its rows in its metadata; None for a table in memory."""
+    given = f"{table.num_rows} {content}" if content else ""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: given.encode()})
 
 
 def content_of(table: pa.Table) -> str | None:

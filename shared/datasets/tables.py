@@ -47,7 +47,11 @@ def load_tables(
     Raises:
         UserError: the data cannot be read, or text and label columns overlap.
     """
-    refuse_shared_columns(text_columns, label_columns)
+    if {*text_columns} & {*label_columns} or len({*text_columns}) < len(text_columns):
+        raise UserError(
+            f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
+            "different columns, because the model would read its own target, or a text twice"
+        )
     if config.train_file or config.dataset_name:
         train, validation = read_parts(config, text_columns, label_columns, problem_type)
     else:
@@ -144,15 +148,6 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         raise UserError(f"--skip_incomplete_rows: {left_out}, so no row is left")
     say(left_out)
     return kept
-
-
-def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[str]) -> None:
-    """Raise UserError if a label column is also a text column, or a text column is given twice."""
-    if {*text_columns} & {*label_columns} or len({*text_columns}) < len(text_columns):
-        raise UserError(
-            f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
-            "different columns, because the model would read its own target, or a text twice"
-        )
 
 
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
@@ -322,5 +317,8 @@ def _to_table(dataset: Any, source: str) -> pa.Table:
     """The rows of a `datasets.Dataset`, still memory-mapped, with the features (label names) in the metadata."""
     if not len(dataset):
         return named(dataset.features.arrow_schema.empty_table(), source)
-    files = [Path(file["filename"]) for file in dataset.cache_files]
-    return arrow_files.of_arrow_files(named(dataset.with_format("arrow")[:], source), files, str(dataset.split))
+    table = named(dataset.with_format("arrow")[:], source)
+    # The digest is that of the files' states, because reading all bytes of a data set takes long.
+    states = [arrow_files.state_of(Path(file["filename"])) for file in dataset.cache_files]
+    content = arrow_files.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
+    return arrow_files.of_content(table, key_digest(*content)) if states else table

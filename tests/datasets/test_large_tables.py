@@ -65,45 +65,6 @@ def test_a_file_of_many_blocks_has_the_rows_and_types_of_one_block(tmp_path, nam
     assert small[0]
 
 
-def test_several_large_files_are_one_table_and_rows_are_named_by_file(tmp_path):
-    names = [str(write(tmp_path / f"{i}.jsonl", [i, i + 0.5])) for i in range(3)]
-
-    def read():
-        table = read_file(names, "--train_file")
-        return table.to_pylist(), [where(table, row) for row in range(table.num_rows)]
-
-    small, large = in_both_ways(read)
-    assert small == large
-    assert small[1][4] == f"row 1 of --train_file {names[2]}"
-    for content in ('{"text": "a"}\n', '{"text": "a", "label": "x"}'):
-        (tmp_path / "2.jsonl").write_text(content)
-        small, large = in_both_ways(read)
-        assert small == large
-        assert large.startswith(f"--train_file {names[2]}")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", "text,label\n" + "ab,1\n" * 30 + "de,2,3\n"),
-        ("a.csv", "text,label\n" + "ab,1\n" * 30 + "\xff"),
-        ("a.jsonl", '{"text": "a"}\n' * 30 + '{"text": "b" 1}\n'),
-        ("a.json", '[{"a": 1}, {"b": 2} {"c": 3}]'),
-        ("a.json", '[{"a": 1}] x'),
-        ("a.json", "[]"),
-        ("a.csv", "text,label\n"),
-        ("a.parquet", "text"),
-        ("a.csv.gz", "text"),
-    ],
-)
-def test_errors_of_large_files_are_those_of_small_ones(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_bytes(content.encode("latin-1"))
-    small, large = in_both_ways(lambda: read_file(str(path), "--train_file"))
-    assert small == large
-    assert small.startswith(f"--train_file {path}")
-
-
 def test_values_that_no_type_fits_are_refused_across_blocks(tmp_path):
     path = write(tmp_path / "a.jsonl", [1, 2, 3, "x", "y", "z"])
     _, large = in_both_ways(lambda: read_file(str(path), "--train_file"))

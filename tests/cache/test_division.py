@@ -53,6 +53,8 @@ def in_another_process(rank, cache, processes, kill_at=None):
         time.sleep(0.01)  # the first process has to get the block in which it is killed
 
     def die(item):
+        with cache.with_name("read").open("a") as file:
+            file.write(f"{item}\n")
         if rank == 0 and item == kill_at:
             cache.with_name("dying").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -61,9 +63,11 @@ def in_another_process(rank, cache, processes, kill_at=None):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_any_number_of_processes_write_the_same_arrays(processes):
+def test_any_number_of_processes_write_the_same_arrays_and_read_each_item_once(processes):
     runs.fork(in_another_process, (prepared.cache_dir(), processes), processes)
     check_result()
+    read = prepared.cache_dir().with_name("read").read_text().split()
+    assert sorted(map(int, read)) == [*range(COUNT)]
 
 
 def test_after_a_kill_only_the_missing_blocks_are_written():
@@ -82,30 +86,6 @@ def test_the_other_processes_write_the_blocks_of_a_killed_one():
         process.join(60)
     assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0]
     check_result()
-
-
-def test_a_process_leaves_the_blocks_of_others(monkeypatch):
-    """A second process runs while the first one reads the item 12: it writes all other blocks, then waits."""
-    read = []
-
-    class Waits(Exception):
-        """The second process has nothing left to do."""
-
-    def wait(_):
-        raise Waits
-
-    def second(item):
-        read.append(item)
-        if item == 3 * SIZE:
-            with monkeypatch.context() as patch:
-                patch.setattr(division.time, "sleep", wait)
-                with pytest.raises(Waits):
-                    squares(lambda item: read.append(-item)).build()
-
-    folder = squares(second).build()
-    assert sorted(map(abs, read)) == [*range(COUNT)], "each item once"
-    assert read[3 * SIZE + 1 :] == [*range(-4 * SIZE, -COUNT, -1), *range(3 * SIZE + 1, 4 * SIZE)]
-    check_result(folder)
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut short"])

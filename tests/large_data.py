@@ -1,10 +1,21 @@
-"""Read data twice, as small and as large data, for tests."""
+"""Read data twice, as small and as large data, and compress files, for tests."""
 
+import bz2
+import gzip
+import lzma
 import os
 
+import pyarrow as pa
 import pytest
 
 from shared.errors import UserError
+
+COMPRESS = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+}
 
 
 def in_both_ways(read, large):

@@ -1,13 +1,11 @@
 """Lists of files, patterns, folders and compressed files are read as rows or documents; bad ones are refused."""
 
-import bz2
-import gzip
 import json
-import lzma
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from large_data import COMPRESS
 from runs import refusal
 
 from shared.config import options
@@ -20,12 +18,6 @@ from shared.text.documents import load_documents, of_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-COMPRESS = {
-    "gz": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
-}
 KINDS = {
     "csv": lambda rows: "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows),
     "tsv": lambda rows: "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows),

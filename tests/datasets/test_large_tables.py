@@ -1,30 +1,27 @@
 """Large files become memory-mapped tables, block by block: the same rows, splits, labels and errors as in memory."""
 
 import json
-from functools import partial
 
-import large_data
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from table_files import in_both_ways, loaded
 
-from shared.cache.prepared import array_writer, mapped_file, read_array
-from shared.datasets import arrow_files, label_cells, readers, rows
-from shared.datasets.labels import Labels
-from shared.datasets.rows import column_of, content_of, source_of, where
-from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
+from shared.cache.prepared import array_writer, read_array
+from shared.datasets import arrow_files, label_cells, rows
+from shared.datasets.rows import content_of, source_of, where
+from shared.datasets.tables import load_tables, read_file, skip_incomplete
 from shared.options.data_options import DataOptions
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROWS = 60
-LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
-in_both_ways = partial(large_data.in_both_ways, large=LARGE)
 
 
-def write(path, labels, columns="label"):
-    """Write a file of numbered texts with these labels, in a CSV file in these columns."""
+def write(path, labels, label="label", **_):
+    """Write a file of numbered texts with these labels, in a CSV file in one or several columns."""
+    columns = label if isinstance(label, str) else ",".join(label)
     texts = [f"text {i}" for i in range(len(labels))]
     if path.suffix == ".csv":
         path.write_text(
@@ -91,27 +88,6 @@ def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path,
 # Splits and labels
 
 
-def loaded(path, label="label", problem_type=None, delimiter=None, **flags):
-    """The labels, the targets of both parts, their texts, and the name of a row; or the message of the error."""
-
-    def learn(table):
-        return Labels.from_table(table, label, problem_type, delimiter)
-
-    def load():
-        columns = [label] if isinstance(label, str) else label
-        config = DataOptions(train_file=(str(path),), **flags)
-        tables = load_tables(config, ["text"], columns, problem_type, lambda table: learn(table).encode(table))
-        labels = learn(tables[0])
-        tables = limited(tables, config)
-        targets = [labels.encode(table) for table in tables]
-        is_mapped = {mapped_file(part) is not None for part in targets} | {bool(content_of(t)) for t in tables}
-        assert is_mapped == {arrow_files.IN_MEMORY < 0}
-        texts = [column_of(table, "text", "").to_pylist() for table in tables]
-        return labels, [(part.tolist(), part.dtype) for part in targets], texts, where(tables[0], 3)
-
-    return in_both_ways(load)
-
-
 RANDOM = np.random.default_rng(0)
 
 
@@ -131,7 +107,9 @@ RANDOM = np.random.default_rng(0)
     ],
 )
 def test_a_large_table_has_the_splits_and_targets_of_a_small_one(tmp_path, name, labels, settings):
-    small, large = loaded(write(tmp_path / name, labels, ",".join(settings.get("label", ["label"]))), **settings)
+    small, large = loaded(
+        train_file=write(tmp_path / name, labels, ",".join(settings.get("label", ["label"]))), **settings
+    )
     assert small == large
     assert not isinstance(small, str)
 
@@ -152,7 +130,9 @@ def test_a_large_table_has_the_splits_and_targets_of_a_small_one(tmp_path, name,
     ],
 )
 def test_errors_about_labels_of_a_large_table_are_those_of_a_small_one(tmp_path, name, labels, settings, expected):
-    small, large = loaded(write(tmp_path / name, labels, ",".join(settings.get("label", ["label"]))), **settings)
+    small, large = loaded(
+        train_file=write(tmp_path / name, labels, ",".join(settings.get("label", ["label"]))), **settings
+    )
     assert small == large
     first, _, second = expected.partition(".*")
     assert first in small
@@ -161,7 +141,7 @@ def test_errors_about_labels_of_a_large_table_are_those_of_a_small_one(tmp_path,
 
 def test_too_many_different_labels_end_the_search(tmp_path, monkeypatch):
     monkeypatch.setattr(label_cells, "MOST_DISTINCT", 50)
-    _, large = loaded(write(tmp_path / "a.csv", [f"a{i}" for i in range(ROWS)]))
+    _, large = loaded(train_file=write(tmp_path / "a.csv", [f"a{i}" for i in range(ROWS)]))
     assert "has more than 50 different values in label, too many for classes" in large
 
 

@@ -74,17 +74,6 @@ def test_a_saved_dataset_is_read_in_its_order_with_its_label_names_and_refused_i
         read_saved(str(tmp_path / "one"))
 
 
-def test_without_a_validation_split_the_test_split_is_used_with_a_message(tmp_path, capfd):
-    folder = saved_splits(tmp_path / "two", train=10, test=3)
-    train, validation = load(dataset_name=folder)
-    assert train.num_rows == 10
-    assert validation["text"].to_pylist() == ["test 0", "test 1", "test 2"]
-    assert f"{folder}: its split test is used as validation data: a model that is" in capfd.readouterr().err
-    _, validation = load(dataset_name=saved_splits(tmp_path / "three", train=10, test=3, validation=1))
-    assert validation["text"].to_pylist() == ["validation 0"]
-    assert "split test" not in capfd.readouterr().err
-
-
 def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_hub_name(tmp_path):
     saved = saved_splits(tmp_path / "saved", test=2)
     missing = ("./gone", "/gone/folder", "~/gone", "out/some/folder")
@@ -143,43 +132,41 @@ def test_a_dataset_that_was_loaded_before_needs_no_network(monkeypatch, tmp_path
 # Which splits
 
 
-@pytest.mark.parametrize("name", ["valid", "dev", "val", "eval", "Validation", "development", "dev_matched"])
-def test_a_validation_split_is_found_by_its_usual_names_with_a_message(tmp_path, capfd, name):
-    folder = saved_splits(tmp_path / "a", Train=10, test=3, **{name: 2})
-    train, validation = load(dataset_name=folder)
-    assert train["text"][0].as_py() == "Train 0"
-    assert validation["text"].to_pylist() == [f"{name} 0", f"{name} 1"]
-    assert f"--dataset_name {folder}: its split {name} is used as validation data" in capfd.readouterr().err
+USUAL = ["valid", "dev", "val", "eval", "Validation", "development", "dev_matched"]
 
 
-def test_splits_can_be_selected_by_name_and_messages_list_the_existing_ones(tmp_path, capfd):
-    folder = saved_splits(tmp_path / "a", train=10, extra=4, held=3)
+@pytest.mark.parametrize(
+    ("splits", "used", "said"),
+    [
+        *(({"Train": 10, "test": 3, name: 2}, name, f"split {name} is used as validation data\n") for name in USUAL),
+        ({"train": 10, "test": 3}, "test", "its split test is used as validation data: a model that is"),
+        ({"train": 20, "test": [-1] * 5}, "train", "its split test has no labels, so it cannot replace it"),
+        ({"train": 20, "test": [-1] * 5}, "train", "2 of its rows (10 %, chosen by --seed 0) are held out"),
+        ({"train": 10, "extra": 4, "held": 3}, "train", "(extra, held): --validation_split_name selects one"),
+        ({"train": 4, "validation": 2, "extra": 0}, "validation", "its split validation is used"),
+    ],
+)
+def test_the_validation_rows_are_a_split_with_a_usual_name_or_held_out_with_a_message(
+    tmp_path, capfd, splits, used, said
+):
+    train, validation = load(dataset_name=saved_splits(tmp_path / "a", **splits))
+    assert {text.split()[0].lower() for text in train["text"].to_pylist()} == {"train"}
+    assert {text.split()[0] for text in validation["text"].to_pylist()} == {used}
+    assert validation.num_rows == (splits[used] if used != "train" else max(1, splits[used] // 10))
+    assert said in capfd.readouterr().err
+
+
+def test_splits_can_be_selected_by_name_and_messages_list_the_existing_ones(tmp_path):
+    folder = saved_splits(tmp_path / "a", train=10, extra=4, held=3, none=0)
     train, validation = load(dataset_name=folder, train_split_name="extra", validation_split_name="held")
     assert (source_of(train), validation.num_rows) == (f"--dataset_name {folder} (split extra)", 3)
-    assert load(dataset_name=folder)[1].num_rows == 1
-    assert "(extra, held): --validation_split_name selects one" in capfd.readouterr().err
     for flags, expected in (
-        ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held\)"),
+        ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held"),
         ({"validation_split_name": "train"}, "--validation_split_name train is the training split"),
+        ({"validation_split_name": "none"}, "its split none has no rows: use another split"),
     ):
         with pytest.raises(UserError, match=expected):
             load(dataset_name=folder, **flags)
-
-
-def test_a_test_split_without_labels_is_not_used_for_validation(tmp_path, capfd):
-    folder = saved_splits(tmp_path / "a", train=20, test=[-1] * 5)
-    train, validation = load(dataset_name=folder)
-    assert (train.num_rows, validation.num_rows) == (18, 2)
-    output = capfd.readouterr().err
-    assert "its split test has no labels, so it cannot replace it" in output
-    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in output
-
-
-def test_a_split_without_rows_is_refused_and_the_error_lists_the_numbers_of_rows(tmp_path):
-    folder = saved_splits(tmp_path / "a", train=4, validation=0)
-    with pytest.raises(UserError, match="its split validation has no rows: use another split"):
-        load(dataset_name=folder)
-    assert load(dataset_name=saved_splits(tmp_path / "b", train=4, validation=2, extra=0))[1].num_rows == 2
 
 
 # Which rows

@@ -54,7 +54,8 @@ def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_pat
     codes, output = runs.run_forked(2, "shared/prepare.py", [MLM, *flags], tmp_path)
     assert codes == [2, 2], output
     errors = [line for line in output.splitlines() if "error" in line or "Traceback" in line]
-    assert errors == [f"error: --train_file {flags[1]}: no file matches this pattern"]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: --train_file {flags[1]}: no such file (")
 
 
 @pytest.mark.parametrize(

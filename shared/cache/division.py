@@ -42,25 +42,10 @@ MOST_PARTS = 2048  # of items that are cut evenly: each has a folder and a lock 
 POLL_SECONDS = 0.2  # between two looks at the work of other processes
 
 
-@dataclass(frozen=True)
-class Part:
-    """Items that become one block."""
-
-    name: str  # of the block; equal parts may have equal names
-    make: Callable[[], Iterator[Arrays]]  # yields the arrays of consecutive batches
-
-
-def parts_of(count: int, smallest: int, make: Callable[[range], Iterator[Arrays]]) -> list[Part]:
-    """Cut the items 0 ... `count` - 1 into parts.
-
-    Args:
-        count: the number of items, such as images.
-        smallest: items in a part; more if there would be more than MOST_PARTS.
-        make: yields the arrays of consecutive batches of a range of items.
-    """
+def parts_of(count: int, smallest: int) -> list[range]:
+    """The items 0 ... `count` - 1, such as images, in at most MOST_PARTS parts of at least `smallest`."""
     size = max(smallest, -(-count // MOST_PARTS))
-    ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    return [Part(f"{items.start:012}-{items.stop:012}", partial(make, items)) for items in ranges]
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,8 @@ class Division:
     """How the folder `name` of the cache is made."""
 
     name: str  # contains a digest of everything that the arrays depend on
-    parts: Sequence[Part]
+    parts: Sequence[range]  # of the items; each becomes a block
+    make: Callable[[range], Iterator[Arrays]]  # yields the arrays of consecutive batches of a part
     title: str  # of the progress bar: "tokenizing --train_file a.csv"
     places: Mapping[str, str] = field(default_factory=dict)  # see `arrays_writer`
     first: Arrays = field(default_factory=dict)  # come before those of the blocks, and exist also without any block
@@ -95,15 +81,16 @@ class Division:
             UserError: an item cannot be read, or the cache cannot be written.
             Unfinished: the parts of this task are complete, and some of the other tasks are not.
         """
-        parts = [*{part.name: part for part in self.parts}.values()]
-        mine = share_of_task(parts) if self.by_task else parts
+        mine = share_of_task(self.parts) if self.by_task else [*self.parts]
         while not is_complete(self.folder):
             try:
                 self._create_file()
                 self._write(mine)
-                left = self._missing(parts) if len(mine) < len(parts) else []
+                left = self._missing(self.parts) if len(mine) < len(self.parts) else []
                 if left and not is_complete(self.folder):  # else they are missing because another process joined them
-                    raise Unfinished(f"{self.title}: {len(left):,} of {len(parts):,} parts are left to other tasks")
+                    raise Unfinished(
+                        f"{self.title}: {len(left):,} of {len(self.parts):,} parts are left to other tasks"
+                    )
                 build_once(self.name, self._join)
             except UserError:  # perhaps because another process has joined the blocks and removed them
                 if not is_complete(self.folder):
@@ -123,7 +110,7 @@ class Division:
                 self.create(half)
                 half.rename(self.shared / self.file)
 
-    def _write(self, mine: list[Part]) -> None:
+    def _write(self, mine: list[range]) -> None:
         """Write those parts of this task that are missing, together with other processes."""
         if not (pending := self._missing(mine)):
             return
@@ -132,7 +119,7 @@ class Division:
         shown: dict[str, Any] = {"unit": " parts", "mininterval": 0.5, "delay": self.delay} | silent
         with tqdm(desc=self.title, total=len(self.parts), **shown) as bar, ThreadPoolExecutor(self.threads) as pool:
 
-            def write(part: Part) -> bool:
+            def write(part: range) -> bool:
                 if is_complete(self.folder):
                     return False
                 written = build_if_free(self._block(part), partial(self._write_block, part))
@@ -146,17 +133,17 @@ class Division:
                 if (pending := self._missing(pending)) and not written:
                     time.sleep(POLL_SECONDS)
 
-    def _write_block(self, part: Part, folder: Path) -> None:
+    def _write_block(self, part: range, folder: Path) -> None:
         """Write the arrays of a part into the folder of its block."""
         with arrays_writer(folder, self.places) as append:
-            for arrays in part.make():
+            for arrays in self.make(part):
                 append(arrays)
 
-    def _block(self, part: Part) -> str:
+    def _block(self, part: range) -> str:
         """The name of the folder of the block of a part."""
-        return f"{self.shared.name}/{part.name}"
+        return f"{self.shared.name}/{part.start:012}-{part.stop:012}"
 
-    def _missing(self, parts: list[Part]) -> list[Part]:
+    def _missing(self, parts: Sequence[range]) -> list[range]:
         """Those of the given parts that are not complete; none once all parts have been joined."""
         if is_complete(self.folder):
             return []

@@ -49,43 +49,44 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
     Raises:
         UserError: the cache folder cannot be written.
     """
-    _build(cache_dir() / name, build, wait=True)
+    if not is_complete(cache_dir() / name):
+        with locked(cache_dir() / name):
+            _build(cache_dir() / name, build)
     return cache_dir() / name
 
 
 def build_if_free(name: str, build: Callable[[Path], None]) -> bool:
     """As `build_once`, without waiting: False if another process is building the folder, True once it is complete."""
-    return _build(cache_dir() / name, build, wait=False)
-
-
-def _build(folder: Path, build: Callable[[Path], None], wait: bool) -> bool:
-    """Build a folder unless it is complete; False if another process is building it and `wait` is False."""
-    if is_complete(folder):
-        return True
     try:
-        with locked(folder, wait):
-            if not is_complete(folder):
-                remove_damaged(folder)
-                for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # we hold the lock
-                    shutil.rmtree(killed, ignore_errors=True)
-                partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
-                try:
-                    build(partial)
-                    (partial / RECORD).write_text(json.dumps(fingerprints(partial)))
-                    usual_permissions(partial)
-                    for path in (*partial.rglob("*"), partial):
-                        sync(path)
-                    try:
-                        partial.rename(folder)
-                    except OSError:  # the machines' locks are separate, and another machine was faster
-                        if not is_complete(folder):
-                            raise
-                    sync(folder.parent)
-                finally:
-                    shutil.rmtree(partial, ignore_errors=True)
+        with locked(cache_dir() / name, wait=False):
+            _build(cache_dir() / name, build)
     except Timeout:
         return False
     return True
+
+
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    """Build a folder, whose lock this process holds, unless it is complete."""
+    if is_complete(folder):
+        return
+    remove_damaged(folder)
+    for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):
+        shutil.rmtree(killed, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
+    try:
+        build(partial)
+        (partial / RECORD).write_text(json.dumps(fingerprints(partial)))
+        usual_permissions(partial)
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
+        try:
+            partial.rename(folder)
+        except OSError:  # the machines' locks are separate, and another machine was faster
+            if not is_complete(folder):
+                raise
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -100,9 +101,9 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(folder.name + ".lock")).acquire(blocking=wait):
             yield
-    except Timeout:
-        raise
     except OSError as error:
+        if isinstance(error, Timeout):
+            raise
         reason = error.strerror or error
         raise UserError(
             f"cannot write prepared data to {cache_dir()} ({reason}): set ACCELERATE_RECIPES_CACHE to another folder"
@@ -163,12 +164,10 @@ def fingerprints(folder: Path) -> dict[str, list[Any]]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECORD):
         size = path.stat().st_size
         with path.open("rb") as file:
-            ends = file.read(EDGE_BYTES)
+            digest = hashlib.blake2b(file.read(EDGE_BYTES), digest_size=8)
             file.seek(max(0, size - EDGE_BYTES))
-            found[str(path.relative_to(folder))] = [
-                size,
-                hashlib.blake2b(ends + file.read(EDGE_BYTES), digest_size=8).hexdigest(),
-            ]
+            digest.update(file.read(EDGE_BYTES))
+        found[str(path.relative_to(folder))] = [size, digest.hexdigest()]
     return found
 
 
@@ -232,7 +231,8 @@ def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[
         def append(arrays: Arrays) -> None:
             for name, array in arrays.items():
                 if name not in writers:
-                    writers[name] = stack.enter_context(array_writer(folder / f"{name}.npy", array.dtype))
+                    writer = array_writer(folder / f"{name}.npy", array.dtype, *array.shape[1:])
+                    writers[name] = stack.enter_context(writer)
                 writers[name](array + lengths.get(places[name], 0) if name in places else array)
             for name, array in arrays.items():
                 lengths[name] = lengths.get(name, 0) + len(array)

@@ -69,7 +69,7 @@ def scores_of(table: pa.Table, column: str) -> NDArray[np.float64]:
     Raises:
         UserError: there is no such column, or a row has no finite number in it.
     """
-    type_ = column_of(table, column, LABEL_FLAG, as_text=True).type
+    type_ = column_of(table, column, LABEL_FLAG).type
     if not (is_text(type_) or any(check(type_) for check in NUMBERS)):
         raise UserError(f"{LABEL_FLAG} {column}: {source_of(table)} contains {type_}: scores are numbers")
     return Labels("regression", column).encode(with_labels(table, None, column, "regression")[0])
@@ -141,7 +141,7 @@ def texts_in(table: pa.Table, column: str) -> tuple[pa.Table, list[str]]:
     Raises:
         UserError: there is no such column, or a row has another number of texts than the first.
     """
-    cells = column_of(table, column, FLAG, as_text=True)
+    cells = column_of(table, column, FLAG)
     if not is_list(cells.type):
         return table, [column]
     counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
@@ -154,7 +154,7 @@ def texts_in(table: pa.Table, column: str) -> tuple[pa.Table, list[str]]:
     names = [f"{column} {number}" for number in range(1, size + 1)]
 
     def convert(block: pa.Table) -> tuple[pa.Table, int]:
-        cells = column_of(block, column, FLAG, as_text=True)
+        cells = column_of(block, column, FLAG)
         texts = [pc.list_element(cells, place) for place in range(size)]
         return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN]), 0
 

@@ -1,8 +1,8 @@
-"""Tables of files: in memory if they are small, otherwise in Arrow files of the cache folder, memory-mapped.
+"""Tables of files: memory-mapped Arrow files of the cache folder.
 
-The first process of a machine writes an Arrow file, block by block, and all processes map it. Such a table has a digest
-of its rows in its metadata (`rows.content_of`), so that whatever is made from it can be found in the cache without
-reading the rows. A selection of its rows is such a table, too.
+The first process of a machine writes an Arrow file, block by block, and all processes map it. A table that is not small
+has a digest of its rows in its metadata (`rows.content_of`), so that whatever is made from it can be found in the cache
+without reading the rows. A selection of its rows is such a table, too. What is made from a small table is in memory.
 """
 
 import hashlib
@@ -15,21 +15,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shared.cache.prepared import build_once, cache_dir, is_complete, key_digest
+from shared.cache.prepared import build_once, key_digest
 from shared.datasets.readers import is_compressed, kind_of, opened
-from shared.datasets.rows import PARTS_KEY, blocks_of, content_of, named, numbered, with_content, without_content
+from shared.datasets.rows import PARTS_KEY, blocks_of, content_of, named, numbered, with_content
 from shared.errors import UserError, about
 
 FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 ROWS = "rows.arrow"  # the file in a folder of the cache
-IN_MEMORY = 1 << 24  # maximum number of bytes of a table that stays in memory
+IN_MEMORY = 1 << 24  # maximum number of bytes of a small table
 
 Blocks = Iterable[pa.Table]
 Reader = Callable[[Path, str], Blocks]  # reader(file, source): the rows of a file
+Chosen = Callable[[int, pa.Table], NDArray[np.bool_]]  # of the first row of a block in its table, and the block
 
 
 def load(files: Sequence[Path], flag: str, source: str, read: Reader, how: str = "") -> pa.Table:
-    """The rows of all files, as one table with the source `source`.
+    """The rows of all files, as one memory-mapped table with the source `source`.
 
     Args:
         files: of kinds that the reader knows.
@@ -48,10 +49,6 @@ def load(files: Sequence[Path], flag: str, source: str, read: Reader, how: str =
         with opened(file, name):
             states.append(state_of(file))
     key = FORMAT, sorted({kind_of(file) for file in files}), how
-    folder = f"rows-{key_digest(key, states)}"
-
-    def read_all() -> list[Blocks]:
-        return [read(file, name) for file, name in zip(files, sources, strict=True)]
 
     def build(folder: Path) -> None:
         digest = hashlib.blake2b(repr(key).encode(), digest_size=16)
@@ -59,78 +56,41 @@ def load(files: Sequence[Path], flag: str, source: str, read: Reader, how: str =
             with file.open("rb") as content:
                 digest.update(file.suffix.encode() if is_compressed(file) else b"")
                 digest.update(hashlib.file_digest(content, "blake2b").digest())
-        starts = _write(lambda: pa.OSFile(str(folder / ROWS), "wb"), read_all, sources)
+        starts = _write(folder, lambda: [read(file, name) for file, name in zip(files, sources, strict=True)], sources)
         (folder / "facts.json").write_text(json.dumps({"content": digest.hexdigest(), "starts": starts}))
 
-    held = None if is_complete(cache_dir() / folder) else _held(read_all)
-    if held is None:
-        stored = build_once(folder, build)
-        facts = json.loads((stored / "facts.json").read_text())
-        table, starts = with_content(_mapped(stored), facts["content"]), facts["starts"]
-    else:
-        buffers: list[pa.BufferOutputStream] = []
-
-        def new_buffer() -> pa.BufferOutputStream:
-            buffers.append(pa.BufferOutputStream())
-            return buffers[-1]
-
-        starts = _write(new_buffer, lambda: held, sources)
-        table = pa.ipc.open_file(buffers[-1].getvalue()).read_all()
-    parts = json.dumps([*zip(starts, sources, strict=True)] if len(files) > 1 else [])
-    return named(table.replace_schema_metadata({**(table.schema.metadata or {}), PARTS_KEY: parts.encode()}), source)
+    folder = build_once(f"rows-{key_digest(key, states)}", build)
+    facts = json.loads((folder / "facts.json").read_text())
+    parts = json.dumps([*zip(facts["starts"], sources, strict=True)] if len(files) > 1 else [])
+    table = _mapped(folder)
+    table = named(table.replace_schema_metadata({**(table.schema.metadata or {}), PARTS_KEY: parts.encode()}), source)
+    return of_content(table, facts["content"])
 
 
-def _held(read_all: Callable[[], Sequence[Blocks]]) -> list[list[pa.Table]] | None:
-    """The blocks of all files, in memory; None if they take more than IN_MEMORY there."""
-    held: list[list[pa.Table]] = []
-    room = IN_MEMORY
-    for blocks in read_all():
-        held.append([])
-        for block in blocks:
-            held[-1].append(block)
-            room -= block.nbytes
-            if room < 0:
-                return None
-    return held
+def of_content(table: pa.Table, content: str) -> pa.Table:
+    """A memory-mapped table with a digest of its rows in its metadata. A small table is unchanged."""
+    return with_content(table, content) if table.nbytes > IN_MEMORY else table
 
 
-def of_arrow_files(table: pa.Table, files: Sequence[Path], *key: object) -> pa.Table:
-    """A table that another library has memory-mapped, with a digest in its metadata. A small table is unchanged.
-
-    The digest is that of the files' states, because reading all bytes of a data set takes long.
-
-    Args:
-        table: the rows.
-        files: their Arrow files; none if the rows are in memory.
-        key: which part of the files the table is.
-    """
-    if not files or table.nbytes <= IN_MEMORY:
-        return table
-    states, types = [state_of(file) for file in files], str(table.schema.remove_metadata())
-    return with_content(table, key_digest(FORMAT, states, types, *key))
-
-
-def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]], *key: object) -> pa.Table:
+def filtered(table: pa.Table, kept: Chosen, *key: object) -> pa.Table:
     """The rows for which `kept` is True, with their row numbers; memory-mapped if the table is.
 
     Args:
         table: the rows.
-        kept: called with the number of the first row of a block in the table, and the block.
+        kept: called with each block of the table.
         key: identifies the selection, together with the content of the table.
     """
-    if not content_of(table):
-        # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
-        return numbered(table).filter(pa.array(kept(0, table)))
     first = 0
 
     def keep(block: pa.Table) -> tuple[pa.Table, int]:
         nonlocal first
         first += block.num_rows
+        # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
         return block.filter(pa.array(kept(first - block.num_rows, block))), 0
 
     selected, _ = converted(table, keep, *key)
     schema = numbered(table.slice(0, 0)).schema  # types of columns may have been decided since the file was written
-    return with_content(pa.Table.from_arrays(selected.columns, schema=schema), str(content_of(selected)))
+    return pa.Table.from_arrays(selected.columns, schema=schema.with_metadata(selected.schema.metadata))
 
 
 def converted(
@@ -145,7 +105,7 @@ def converted(
     """
     if not content_of(table):
         made, count = convert(numbered(table))
-        return without_content(made.replace_schema_metadata(table.schema.metadata)), count
+        return with_content(made.replace_schema_metadata(table.schema.metadata), None), count
     content = key_digest(FORMAT, content_of(table), *key)
 
     def build(folder: Path) -> None:
@@ -157,7 +117,7 @@ def converted(
                 counts.append(count)
                 yield made
 
-        _write(lambda: pa.OSFile(str(folder / ROWS), "wb"), lambda: [blocks()], [""])
+        _write(folder, lambda: [blocks()], [""])
         (folder / "count.json").write_text(json.dumps(sum(counts)))
 
     folder = build_once(f"rows-{content}", build)
@@ -166,10 +126,7 @@ def converted(
 
 
 def _write(
-    new_file: Callable[[], pa.NativeFile],
-    read_all: Callable[[], Sequence[Blocks]],
-    sources: Sequence[str],
-    schema: pa.Schema | None = None,
+    folder: Path, read_all: Callable[[], Sequence[Blocks]], sources: Sequence[str], schema: pa.Schema | None = None
 ) -> list[int]:
     """Write the blocks of all sources into an Arrow file; return the number of the first row of each source.
 
@@ -181,7 +138,7 @@ def _write(
     starts: list[int] = []
     names: set[str] = set()
     rows, wider = 0, schema
-    with new_file() as file, ExitStack() as stack:
+    with (folder / ROWS).open("wb") as file, ExitStack() as stack:
         writer = None
         for blocks, source in zip(read_all(), sources, strict=True):
             starts.append(rows)
@@ -201,7 +158,7 @@ def _write(
                     f"{source} has other columns than {sources[0]}: only one of them has "
                     f"{', '.join(sorted(found ^ names))}"
                 )
-    return starts if wider == schema else _write(new_file, read_all, sources, wider)
+    return starts if wider == schema else _write(folder, read_all, sources, wider)
 
 
 def state_of(file: Path) -> tuple[str, int, int, int, int]:

@@ -1,35 +1,44 @@
 """Label columns of a table as targets of a loss: class ids, label vectors or numbers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
 from shared.datasets.label_cells import (
     FLAG,
     TOO_MANY,
     Kind,
-    cells_of,
     class_names,
-    contains_delimiter,
     distinct_rows,
-    is_whole,
+    is_list,
+    keys_of,
     kind_of_column,
+    labels_by_row,
+    marks_of,
     names_of_ids,
     numbers_of,
     refuse_outliers,
-    stored_targets,
-    texts_of,
-    vector_width,
-    vectors_of,
-    zero_one_column,
-    zeros_and_ones,
 )
-from shared.datasets.rows import INTEGER, column_of, content_of, named, refuse_missing, source_of, where, with_labels
+from shared.datasets.rows import (
+    INTEGER,
+    blocks_of,
+    column_of,
+    content_of,
+    is_text,
+    named,
+    reading_in,
+    source_of,
+    where,
+    with_labels,
+)
 from shared.datasets.tables import limited, load_tables
 from shared.demo_data import texts
 from shared.errors import UserError, count_of, listed, say
@@ -42,6 +51,7 @@ KINDS: dict[ProblemType, Kind] = {
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
+FORMAT = 2  # part of the cache's names: increase it when the targets of the same rows change
 MAX_CLASSES = 100  # with more, and fewer than two rows per class on average, the values are probably not classes
 
 
@@ -60,6 +70,11 @@ class Labels:
     def __str__(self) -> str:
         names = f": {', '.join(self.names[:10])}{', ...' * (len(self.names) > 10)}" if self.names else ""
         return f"{self.kind}, {count_of(self.num_labels, 'label')}{names}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column or the columns."""
+        return (self.column,) if isinstance(self.column, str) else self.column
 
     @property
     def num_labels(self) -> int:
@@ -93,56 +108,60 @@ class Labels:
         """
         columns = (column,) if isinstance(column, str) else tuple(column)
         _refuse_contradictions(columns, problem_type, delimiter)
-        wanted = problem_type and KINDS[problem_type]
-        rows = table.num_rows
-        table = _decided(table, columns, wanted, delimiter)
-        if len(columns) > 1:
-            few = distinct_rows(table, columns)
-            return cls("multi_label", columns, columns, columns)._checked_not_constant(few, rows)
-        column = columns[0]
-        source = f"{FLAG} {column}: {source_of(table)}"
-        kind: Kind = "multi_label"
-        if delimiter is None:
-            kind = kind_of_column(column_of(table.slice(0, 0), column, FLAG).type, wanted, source)
+        table, kind = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
         if kind == "regression":
-            labels = cls(kind, column)
+            labels = cls(kind, columns[0])
             labels.encode(table)  # finds all errors
             return labels
-        return cls.of_rows(distinct_rows(table, columns), rows, column, kind, delimiter)
+        few = distinct_rows(table, columns)
+        if len(columns) > 1:
+            labels = cls(kind, columns, columns, columns)
+        else:
+            rows = labels_by_row(few, columns, kind, delimiter)
+            labels = cls._of_column(few, rows, table.num_rows, columns[0], kind, delimiter)
+        if kind == "multi_label" and len(np.unique(labels._encode(few), axis=0)) < 2 <= table.num_rows:
+            names = " ".join(columns)
+            raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
+        return labels
 
     @classmethod
-    def of_rows(cls, table: pa.Table, all_rows: int, column: str, kind: Kind, delimiter: str | None) -> "Labels":
-        """Learn the labels of one column; `table` has all its different cells, which stand for `all_rows` rows."""
-        source = f"{FLAG} {column}: {source_of(table)}"
-        cells, rows = cells_of(table, column, kind, delimiter)
-        if pa.types.is_floating(cells.type) and len(fractional := np.flatnonzero(~is_whole(cells))):
-            found = f"{where(table, rows[fractional[0]])} has {cells[fractional[0]]} in {column}"
-            raise UserError(f"{found}, which is not a class: use --problem_type regression")
-        distinct = texts_of(cells).unique().to_pylist()
-        if delimiter is not None and not contains_delimiter(table, column, delimiter):
+    def _of_column(
+        cls, few: pa.Table, rows: list[list[str]], count: int, column: str, kind: Kind, delimiter: str | None
+    ) -> "Labels":
+        """Learn the labels of one column; `few` and `rows` have its different cells, of `count` rows."""
+        source = f"{FLAG} {column}: {source_of(few)}"
+        type_ = column_of(few, column, FLAG).type
+        type_ = type_.value_type if is_list(type_) else type_
+        distinct = [*dict.fromkeys(chain.from_iterable(rows))]
+        if pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+            for row, labels in enumerate(rows):
+                if fractional := [label for label in labels if not re.match(INTEGER, label)]:
+                    found = f"{where(few, row)} has {fractional[0]} in {column}"
+                    raise UserError(f"{found}, which is not a class: use --problem_type regression")
+        if delimiter is not None and max(map(len, rows)) < 2:
             raise UserError(
-                f"--label_delimiter {delimiter} is in no row of {source_of(table)} ({column}: {listed(distinct)}): "
-                "use the text that separates two labels"
+                f"--label_delimiter {delimiter} separates labels in no row of {source_of(few)} ({column}: "
+                f"{listed(distinct)}): use the text that separates two labels"
             )
-        classes = class_names(table, column)
-        width = vector_width(cells, rows, table) if kind == "multi_label" and delimiter is None and not classes else 0
-        if width:
-            if width == 2 and (np.bincount(rows, zeros_and_ones(cells) == 1) == 1).all():
+        classes, width = class_names(few, column), len(rows[0])
+        same_width = kind == "multi_label" and width > 1 and all(len(labels) == width for labels in rows)
+        if same_width and delimiter is None and not classes and not is_text(type_) and min(marks_of(distinct)) >= 0:
+            if width == 2 and all(sum(marks_of(labels)) == 1 for labels in rows):
                 say(f"{source} has only [0, 1] and [1, 0]: read as 0 or 1 for each of two labels, not as label ids")
             names = tuple(map(str, range(width)))
-            return cls(kind, column, names, names, vectors=True)._checked_not_constant(table, all_rows)
+            return cls(kind, column, names, names, vectors=True)
         if len(distinct) < 2:
             raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
         if classes:
-            labels = cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
-        else:
-            if kind == "classification" and len(distinct) > max(MAX_CLASSES, all_rows / 2):
-                raise UserError(f"{source} has {len(distinct):,} different values in {all_rows:,} rows, {TOO_MANY}")
-            _refuse_equal_up_to_space(distinct, source)
-            in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
-            values = tuple(sorted(distinct, key=in_order))
-            labels = cls(kind, column, values, values, delimiter=delimiter)
-        return labels._checked_not_constant(table, all_rows) if kind == "multi_label" else labels
+            return cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
+        if kind == "classification" and len(distinct) > max(MAX_CLASSES, count / 2):
+            raise UserError(f"{source} has {len(distinct):,} different values in {count:,} rows, {TOO_MANY}")
+        for name, other in pairwise(sorted(distinct, key=str.strip)):
+            if name.strip() == other.strip():
+                raise UserError(f"{source} has {name!r} and {other!r}, which differ in white space: make them equal")
+        in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
+        values = tuple(sorted(distinct, key=in_order))
+        return cls(kind, column, values, values, delimiter=delimiter)
 
     def ordered(self, names: tuple[str, ...]) -> "Labels":
         """The same labels in the order of `names`, a permutation of the names of these labels."""
@@ -159,131 +178,130 @@ class Labels:
             UserError: a label is missing, unknown in training or not finite in float32 (names the row); or the labels
                 of this table do not match those of training, or match them in two ways.
         """
+        table, _ = _decided(table, self.columns, self.kind, self.delimiter)
         if not content_of(table):
-            return self._encode(table)
-        columns = (self.column,) if isinstance(self.column, str) else self.column
-        table = _decided(table, columns, self.kind, self.delimiter)
-        return stored_targets(table, columns, self.kind == "regression", self._encode, repr(self))
+            return np.concatenate([*self._blocks(table)])
+
+        def build(folder: Path) -> None:
+            with arrays_writer(folder, {}) as append:
+                for block in self._blocks(table):
+                    append({"targets": block})
+
+        readings = [reading_in(table, name) for name in self.columns]
+        name = key_digest(FORMAT, content_of(table), self.columns, repr(self), readings)
+        return read_array(build_once(f"targets-{name}", build) / "targets.npy")
+
+    def _blocks(self, table: pa.Table) -> Iterator[np.ndarray]:
+        """Yield an empty array, and the targets of each block of a table."""
+        if self.kind == "regression":
+            yield np.empty(0)
+            yield from (numbers_of(block, self.columns[0]) for block in blocks_of(table))
+            return
+        few = distinct_rows(table, self.columns)
+        targets, keys = self._encode(few), keys_of(few, self.columns)
+        yield targets[:0]
+        for block in blocks_of(table):
+            yield targets[pc.index_in(keys_of(block, self.columns), keys).to_numpy()]
 
     def _encode(self, table: pa.Table) -> np.ndarray:
-        """The targets of the rows of a table in memory."""
-        if isinstance(self.column, tuple):
-            columns = [zero_one_column(table, name) for name in self.values]
-            return np.stack(columns, 1).astype(np.float32)
-        source = f"{FLAG} {self.column}: {source_of(table)}"
-        if self.delimiter is None:
-            kind_of_column(column_of(table, self.column, FLAG).type, self.kind, source)
-        cells, rows = cells_of(table, self.column, self.kind, self.delimiter)
-        if self.kind == "regression":
-            return numbers_of(table, self.column, cells)
-        if self.vectors:
-            marks = vectors_of(table, self.column, cells, rows, self.num_labels)
-            return marks[:, list(map(int, self.values))].astype(np.float32)
-        ids = self._ids(table, self.column, cells, rows)
+        """The targets of the rows of a table in memory; the labels are no numbers."""
+        rows = labels_by_row(table, self.columns, self.kind, self.delimiter)
+        if self.vectors or len(self.columns) > 1:
+            return self._marks(table, rows)
+        ids = self._ids(table, self.columns[0], rows)
         if self.kind == "classification":
-            return ids
+            return np.array([ids[label] for (label,) in rows], np.int64)
         targets = np.zeros((table.num_rows, self.num_labels), np.float32)
-        np.add.at(targets, (rows, ids), 1)
-        if len(repeated := np.argwhere(targets > 1)):
-            row, label = repeated[0]
-            raise UserError(
-                f"{where(table, row)} has the label {self.names[label]} twice in {self.column}: write either the "
-                "labels of each row as a list, or in all rows 0 or 1 for each label"
-            )
+        for row, labels in enumerate(rows):
+            targets[row, [ids[label] for label in labels]] = 1
+            if repeated := [label for label in labels if labels.count(label) > 1]:
+                raise UserError(
+                    f"{where(table, row)} has the label {self.names[ids[repeated[0]]]} twice in {self.column}: write "
+                    "either the labels of each row as a list, or in all rows 0 or 1 for each label"
+                )
         return targets
 
-    def _ids(self, table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray) -> np.ndarray:
-        """int64, the id of the class or label in each cell.
+    def _marks(self, table: pa.Table, rows: list[list[str]]) -> np.ndarray:
+        """float32 [N, num_labels] of the 0 and 1 in vectors, or in several columns; UserError for a row with others."""
+        marks = [marks_of(labels) for labels in rows]
+        for row, of_row in enumerate(marks):
+            if len(of_row) != self.num_labels or -1 in of_row:
+                raise UserError(
+                    f"{where(table, row)} has [{', '.join(rows[row])}] in {' '.join(self.columns)}: write 0 or 1 for "
+                    f"each of the {self.num_labels} labels"
+                )
+        places = [self.columns.index(value) if len(self.columns) > 1 else int(value) for value in self.values]
+        return np.array(marks, np.float32).reshape(-1, self.num_labels)[:, places]
+
+    def _ids(self, table: pa.Table, column: str, rows: list[list[str]]) -> dict[str, int]:
+        """The id of the class or label that each text in `rows`, the labels by row, means.
 
         Names are compared with names. If only one of this table and training has the names of a ClassLabel, the values
         of the other may be its names or its ids; the interpretation that fits is used.
         """
         # Compared as text: the inferred type of a small validation file may differ (1, 2; in training 1, 2, "none").
-        texts = texts_of(cells)
-        classes = class_names(table, column)
-        called = texts
+        row_of = {label: row for row, labels in reversed([*enumerate(rows)]) for label in labels}
+        texts = [*dict.fromkeys(chain.from_iterable(rows))]
+        classes, called = class_names(table, column), texts
         if classes:
-            called = names_of_ids(table, column, cells.cast(pa.int64()).to_numpy(), rows, classes)
-        found = pc.index_in(called, pa.array(self.names))
-        by_number = pc.index_in(texts, pa.array(self.values))
-        if self.named != bool(classes) and by_number.null_count == 0:
-            if found.null_count:
+            numbers, at = np.array([*map(int, texts)], np.int64), np.array([row_of[text] for text in texts], np.int64)
+            called = names_of_ids(table, column, numbers, at, classes).to_pylist()
+        by_name, by_value = (dict(zip(known, range(len(known)), strict=True)) for known in (self.names, self.values))
+        found = {text: by_name[name] for text, name in zip(texts, called, strict=True) if name in by_name}
+        if self.named != bool(classes) and all(text in by_value for text in texts):
+            by_number = {text: by_value[text] for text in texts}
+            if len(found) < len(texts):
                 found = by_number
                 meant = ", ".join(f"{number} is {name}" for number, name in list(enumerate(classes or self.names))[:5])
-                if classes:
-                    say(f"{source_of(table)} has names of labels, training only numbers: matched by number ({meant})")
-                else:
-                    say(f"{source_of(table)} has numbers in {column} where training has names: read as {meant}")
-            elif not found.equals(by_number):
+                with_names = source_of(table) if classes else "the training data"
+                say(f"{source_of(table)}: only {with_names} has names of labels: matched by number ({meant})")
+            elif found != by_number:
                 raise UserError(
                     f"{FLAG} {column}: the numbers of {source_of(table)} can be names or numbers of classes, because "
                     f"only one of it and the training data (with {listed(self.names)}) has a ClassLabel: save both "
                     "with a ClassLabel, or neither"
                 )
-        if self.named and not classes and found.null_count:
-            refuse_missing(table, column, pc.equal(texts, "-1"), rows)
-        if len(unknown := np.flatnonzero(found.is_null())):
-            others = called.take(pa.array(unknown)).unique().to_pylist()
-            if len(unknown) == len(called) and _are_numbers(others) != _are_numbers(self.names):
-                raise UserError(
-                    f"{source_of(table)} has the labels {listed(others)} in {column}, and the training data has "
-                    f"{listed(self.names)}: write numbers in both, or names in both"
-                )
+        if unknown := {text: name for text, name in zip(texts, called, strict=True) if text not in found}:
             raise UserError(
-                f"{where(table, rows[unknown[0]])} has a label in {column} that training does not have "
-                f"(unknown: {listed(others)}; known: {listed(self.names)}): remove such rows, or add rows with these "
-                "labels to the training data"
+                f"{where(table, row_of[next(iter(unknown))])} has a label in {column} that training does not have "
+                f"(unknown: {listed([*dict.fromkeys(unknown.values())])}; known: {listed(self.names)}): correct such "
+                "rows, or add rows with these labels to the training data"
             )
-        return found.to_numpy().astype(np.int64)
-
-    def _checked_not_constant(self, table: pa.Table, all_rows: int) -> "Labels":
-        """These multi-label labels, after a check that the rows of the training table differ in them.
-
-        Raises:
-            UserError: every row has the same labels; or see `encode`.
-        """
-        targets = self.encode(table)
-        if all_rows > 1 and (targets == targets[0]).all():
-            names = self.column if isinstance(self.column, str) else " ".join(self.column)
-            raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
-        return self
+        return found
 
 
 def _refuse_contradictions(columns: tuple[str, ...], problem_type: ProblemType | None, delimiter: str | None) -> None:
     """Raise UserError if flags about labels contradict each other."""
     given = f"{FLAG} {' '.join(columns)}" + ("" if delimiter is None else f" --label_delimiter '{delimiter}'")
-    if len({*columns}) < len(columns) or delimiter == "" or (len(columns) > 1 and delimiter is not None):
-        raise UserError(f"{given}: use different columns of 0 and 1, or one text column with a delimiter")
-    several = len(columns) > 1 or delimiter is not None
-    if several and problem_type not in (None, "multi_label_classification"):
-        raise UserError(f"{given} gives a row several labels, but --problem_type {problem_type} allows one")
+    several = (len(columns) > 1) + (delimiter is not None)
+    other_type = several and problem_type not in (None, "multi_label_classification")
+    if len({*columns}) < len(columns) or delimiter == "" or several > 1 or other_type:
+        raise UserError(
+            f"{given}: use different columns of 0 and 1, or one text column with a delimiter; both give a row several "
+            "labels, for --problem_type multi_label_classification"
+        )
 
 
-def _decided(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:
-    """The table with a decided type of the label column of a CSV file; several columns and texts stay undecided.
+def _decided(
+    table: pa.Table, columns: Sequence[str], wanted: Kind | None, delimiter: str | None
+) -> tuple[pa.Table, Kind]:
+    """The table with a decided type of the label column of a CSV file, and the kind of the labels.
+
+    Several columns and texts with a delimiter stay undecided.
 
     Raises:
-        UserError: a column does not exist, or see `with_labels`.
+        UserError: a column does not exist or does not fit the kind, or see `with_labels`.
     """
     for name in columns:
-        column_of(table.slice(0, 0), name, FLAG, as_text=True)
-    if len(columns) > 1 or delimiter is not None:
-        return table
-    return with_labels(table, None, columns[0], "regression" if kind == "regression" else None)[0]
-
-
-def _refuse_equal_up_to_space(names: Sequence[str], source: str) -> None:
-    """Raise UserError if two names differ in outer white space only."""
-    by_text: dict[str, str] = {}
-    for name in names:
-        if (other := by_text.setdefault(name.strip(), name)) != name:
-            raise UserError(
-                f"{source} has the labels {other!r} and {name!r}, which differ in white space: make them equal"
-            )
-
-
-def _are_numbers(texts: Sequence[str]) -> bool:
-    return all(text.removeprefix("-").isdecimal() for text in texts)
+        column_of(table.slice(0, 0), name, FLAG)
+    marks = len(columns) > 1 or delimiter is not None
+    if not marks:
+        table, _ = with_labels(table, None, columns[0], "regression" if wanted == "regression" else None)
+    for name in columns:
+        source = f"{FLAG} {name}: {source_of(table)}"
+        type_ = column_of(table.slice(0, 0), name, FLAG).type
+        kind = kind_of_column(type_, "classification" if marks else wanted, source)
+    return table, "multi_label" if marks else kind
 
 
 def embedded_docstrings() -> list[pa.Table]:

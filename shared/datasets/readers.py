@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from shared.datasets.rows import as_written
-from shared.errors import UserError, about, say
+from shared.errors import UserError, about
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 ARRAY_ROWS = 1 << 12  # of a JSON array that become a block
@@ -57,42 +58,38 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str], csv_delimi
         UserError: a folder or pattern has no files, a file is named twice, its kind is unknown, or --csv_delimiter has
             no effect.
     """
-    found: list[Path] = []
-    for name in given:
-        path, files = Path(name), [Path(name)]
-        if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises where the folder cannot be read
-            files = _in_folder(path, f"{flag} {name}", kinds)
-        elif glob.has_magic(name) and not os.path.exists(path):  # noqa: PTH110
-            matches = glob.glob(name, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
-            files = [Path(match) for match in matches if Path(match).is_file()]
-        if not files:
-            raise UserError(f"{flag} {name}: no file matches this pattern")
-        found += files
     by_content: dict[Path, Path] = {}
-    for path in found:
+    for path in chain.from_iterable(_named_by(name, flag, kinds) for name in given):
         if kind_of(path) not in kinds:
             known = f"{', '.join(kinds)}, optionally compressed ({', '.join(COMPRESSIONS)})"
             raise UserError(f"{flag} {path}: unknown kind of file: use {known}")
         content = path.resolve().with_suffix("") if is_compressed(path) else path.resolve()
         if (same := by_content.setdefault(content, path)) is not path:
             raise UserError(f"{flag} {path} and {same} are the same data: name each file once")
-    found.sort(key=str)
+    found = sorted(by_content.values(), key=str)
     if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in found):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {found[0]}: remove it")
     return found
 
 
-def _in_folder(folder: Path, source: str, kinds: Sequence[str]) -> list[Path]:
-    """The data files in a folder."""
-    if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-        raise UserError(f"{source} is a folder that save_to_disk wrote: use it as --dataset_name")
-    with about(source):
-        inside = [path for path in folder.iterdir() if path.is_file() and path.name[0] not in "._"]
-    files = [path for path in inside if kind_of(path) in kinds]
+def _named_by(name: str, flag: str, kinds: Sequence[str]) -> list[Path]:
+    """The files that a path, a pattern or a folder names."""
+    path, source = Path(name), f"{flag} {name}"
+    if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises where the folder cannot be read
+        if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+            raise UserError(f"{source} is a folder that save_to_disk wrote: use it as --dataset_name")
+        with about(source):
+            files = [file for file in path.iterdir() if file.is_file() and file.name[0] not in "._"]
+        files = [file for file in files if kind_of(file) in kinds]
+        if len(found := sorted({*map(kind_of, files)})) > 1:
+            raise UserError(f"{source}: files of several kinds ({', '.join(found)}): select one, such as '*{found[0]}'")
+    elif glob.has_magic(name) and not os.path.exists(path):  # noqa: PTH110
+        matches = glob.glob(name, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
+        files = [Path(match) for match in matches if Path(match).is_file()]
+    else:
+        return [path]
     if not files:
-        raise UserError(f"{source} is a folder without data files ({', '.join(kinds)}): use another folder")
-    if len(found := sorted({kind_of(path) for path in files})) > 1:
-        raise UserError(f"{source}: files of several kinds ({', '.join(found)}): select one, such as '*{found[0]}'")
+        raise UserError(f"{source}: no such file ({', '.join(kinds)})")
     return files
 
 
@@ -166,22 +163,18 @@ def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: st
     if kind == ".parquet":
         found = _parquet_blocks(path, source, column)
     elif kind in (".csv", ".tsv"):
-        found = _csv_blocks(path, source, separator_of(kind, csv_delimiter))
+        separator = csv_delimiter or ("\t" if kind == ".tsv" else ",")
+        found = _csv_blocks(path, source, separator.replace(r"\t", "\t"))
     else:
         found = _json_blocks(path, source, column)
     with about(source):
         for table in found:
-            refuse_repeated(table.column_names, source)
+            if repeated := {name for name in table.column_names if table.column_names.count(name) > 1}:
+                raise UserError(f"{source} has two columns with the name {min(repeated)}: rename one")
             rows += table.num_rows
             yield table
     if not rows:
         raise UserError(f"{source} has no rows")
-
-
-def refuse_repeated(names: list[str], source: str) -> None:
-    """Raise UserError if two columns have the same name."""
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"{source} has two columns with the name {min(repeated)}: rename one")
 
 
 def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Table]:
@@ -193,7 +186,7 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
             schema = parquet.schema_arrow
             if column in schema.names:
                 schema = pa.schema([schema.field(column)], schema.metadata)
-            plain = without_dictionaries(schema)
+            plain = with_plain_types(schema)
             for number in range(parquet.num_row_groups):
                 group = parquet.metadata.row_group(number)
                 at_once = group.num_rows * BLOCK_BYTES // max(group.total_byte_size, BLOCK_BYTES)
@@ -203,22 +196,17 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
                     yield table.cast(plain)
 
 
-def without_dictionaries(schema: pa.Schema) -> pa.Schema:
-    """The schema with plain columns: an Arrow file has one dictionary per column, but each block its own."""
+def with_plain_types(schema: pa.Schema) -> pa.Schema:
+    """The schema without dictionaries, of which each block has its own, and string views, which cannot be selected."""
     for place, field in enumerate(schema):
         if pa.types.is_dictionary(field.type):
             schema = schema.set(place, field.with_type(field.type.value_type))
+        elif pa.types.is_string_view(field.type):
+            schema = schema.set(place, field.with_type(pa.large_string()))
     return schema
 
 
 # CSV
-
-
-def separator_of(kind: str, csv_delimiter: str | None) -> str:
-    """The character that separates the columns of a .csv or .tsv file."""
-    if csv_delimiter is not None:
-        return "\t" if csv_delimiter == r"\t" else csv_delimiter
-    return "\t" if kind == ".tsv" else ","
 
 
 def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
@@ -253,19 +241,17 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
     with opened(path, source) as file:
         rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
         while True:
-            fields: list[str] | None = None
             try:
                 fields = next(rows, None)
-                if fields is None:
-                    break
             except csv.Error:
-                pass
-            lines = range(begin, rows.line_num)
-            begin = rows.line_num + 1
-            inner = max((field.splitlines()[1:-1] for field in fields or [] if "\n" in field), key=len, default=[])
-            columns = columns or len(fields or [])
+                fields = []
+            if fields is None:
+                break
+            lines, begin = range(begin, rows.line_num), rows.line_num + 1
+            columns = columns or len(fields)
+            inner = max((field.splitlines()[1:-1] for field in fields), key=len, default=[])
             is_rows = bool(inner) and columns > 1 and all(line.count(separator) == columns - 1 for line in inner)
-            if lines and (fields is None or (is_rows and separator == "\t")):
+            if lines and (not fields or (is_rows and separator == "\t")):
                 raise UserError(
                     f"{source} is malformed: the quotation mark in line {lines.start:,} is closed inside of line "
                     f"{lines.stop:,}, so these lines would be read as one row: remove both marks, or double them"
@@ -273,9 +259,10 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
             if is_rows and len(lines) > len(likely):
                 likely = lines
     if likely:
-        say(
+        print(  # by any process: only one reads the file
             f"{source}: the quoted field that begins in line {likely.start:,} continues to line {likely.stop:,} and "
-            "contains lines that look like rows: if they are, add the missing quotation mark or remove the extra one"
+            "contains lines that look like rows: if they are, add the missing quotation mark or remove the extra one",
+            file=sys.stderr,
         )
 
 
@@ -299,17 +286,9 @@ def _json_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Tab
         except pa.ArrowInvalid as error:
             first = line_number(path, source, at)
             for number, line in enumerate(block.split(b"\n"), first):
-                if line.strip() and (problem := why_no_object(line)):
-                    raise UserError(f"{source} is malformed in line {number:,}: {problem}") from None
+                with about(f"{source} is malformed in line {number:,}"):
+                    json.loads(line.strip() or b"{}")
             raise UserError(f"{source} is malformed in line {first:,} or later: {error}") from None
-
-
-def why_no_object(line: bytes) -> str:
-    """Why a line is not a JSON object; "" if it is one."""
-    try:
-        return "" if isinstance(json.loads(line), dict) else "not an object, {column: value, …}"
-    except ValueError as error:
-        return getattr(error, "msg", str(error))
 
 
 def _parse_json(data: bytes, column: str | None) -> pa.Table:

@@ -41,15 +41,10 @@ def source_of(table: pa.Table) -> str:
     return (table.schema.metadata or {}).get(SOURCE_KEY, b"the data").decode()
 
 
-def with_content(table: pa.Table, content: str) -> pa.Table:
-    """A memory-mapped table with a digest of its rows in its metadata."""
-    given = f"{table.num_rows} {content}".encode()
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: given})
-
-
-def without_content(table: pa.Table) -> pa.Table:
-    """A table in memory that was made from another one, without its digest."""
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: b""})
+def with_content(table: pa.Table, content: str | None) -> pa.Table:
+    """A memory-mapped table with a digest of its rows in its metadata; None for a table in memory."""
+    given = f"{table.num_rows} {content}" if content else ""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: given.encode()})
 
 
 def content_of(table: pa.Table) -> str | None:
@@ -83,11 +78,8 @@ def where(table: pa.Table, row: int) -> str:
     return f"row {row - first + 1:,} of {source}"
 
 
-def column_of(table: pa.Table, name: str, flag: str, as_text: bool = False) -> pa.ChunkedArray:
-    """The column `name`, without dictionary encoding.
-
-    A column of a CSV file has the type that `reading_of` infers; with `as_text`, it is the text of the file, unless
-    `with_labels` has decided its type.
+def column_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
+    """The column `name`, without dictionary encoding; of a CSV file, as text, unless `with_labels` decided its type.
 
     Raises:
         UserError: there is no such column; names `flag` and the existing columns.
@@ -97,10 +89,13 @@ def column_of(table: pa.Table, name: str, flag: str, as_text: bool = False) -> p
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    reading = reading_in(table, name)
-    if reading is None or (as_text and not reading):
-        return column
-    return read_as(column, reading or reading_of(column))
+    return read_as(column, reading_in(table, name) or "text")
+
+
+def typed_column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """As `column_of`; a column of a CSV file has the type that `reading_of` infers."""
+    column = column_of(table, name, "")
+    return read_as(column, reading_of(column)) if reading_in(table, name) == "" else column
 
 
 def no_such_column(names: list[str], name: str, flag: str, source: pa.Table | str) -> UserError:
@@ -196,15 +191,12 @@ def _decided(table: pa.Table, column: str, numbers: bool, as_text: bool = False)
     else:
         reading = find()
     if numbers and reading != "float64":
-        texts = (text for chunk in table[column].chunks for text in chunk.to_pylist())
-        row, found = next((row, text) for row, text in enumerate(texts) if not _is_number(text))
+        is_number = pc.match_substring_regex(_without_gaps(table[column]), NUMBER)
+        row = pc.index(is_number, False).as_py()
+        found = table[column][row].as_py()
         raise UserError(f"{where(table, row)} has {found!r:.50} in {column}: regression needs a number")
     place = table.schema.get_field_index(column)
     return table.set_column(place, pa.field(column, pa.string(), metadata={AS_WRITTEN: reading}), table[column])
-
-
-def _is_number(text: str) -> bool:
-    return reading_of(pa.chunked_array([[text]], pa.string()), as_numbers=True) == "float64"
 
 
 def _all_match(texts: pa.Array, pattern: str) -> bool:
@@ -213,7 +205,7 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
 
 def missing(table: pa.Table, column: str) -> np.ndarray:
     """bool [N]: which rows have no value in a column, that is null, NaN, an empty text, or -1 in a ClassLabel."""
-    cells = column_of(table, column, "", as_text=reading_in(table, column) == "")
+    cells = column_of(table, column, "")
     gaps = np.asarray(cells.is_null(nan_is_null=True))
     if is_text(cells.type):
         gaps |= np.asarray(pc.fill_null(pc.equal(pc.utf8_trim_whitespace(cells.cast(pa.large_string())), ""), True))

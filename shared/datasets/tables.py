@@ -42,34 +42,24 @@ def load_tables(
     """The training rows and the validation rows; by default, what `embedded` returns.
 
     Without validation data, `validation_split_percentage` of the rows are held out, chosen by `seed`, and a message is
-    printed. If `targets_of` returns labels, the percentage applies to each label (see `split_off`).
+    printed. If `targets_of` returns labels, the percentage applies to each label (see `hold_out`).
 
     Raises:
         UserError: the data cannot be read, or text and label columns overlap.
     """
-    refuse_shared_columns(text_columns, label_columns)
+    if {*text_columns} & {*label_columns} or len({*text_columns}) < len(text_columns):
+        raise UserError(
+            f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
+            "different columns, because the model would read its own target, or a text twice"
+        )
     if config.train_file or config.dataset_name:
         train, validation = read_parts(config, text_columns, label_columns, problem_type)
     else:
         assert embedded, "neither --train_file nor --dataset_name, and no default data"
         train, validation = embedded()
     if validation is None:
-        train, validation = hold_out(train, config, targets_of(train) if targets_of else None)
-    return train, validation
-
-
-def hold_out(table: pa.Table, config: DataOptions, targets: np.ndarray | None = None) -> tuple[pa.Table, pa.Table]:
-    """The training rows and `validation_split_percentage` of held-out rows; prints how many. See `split_off`.
-
-    Raises:
-        UserError: see `split_off`.
-    """
-    each = "" if targets is None or _are_numbers(targets) else " of each label"
-    train, validation = split_off(table, config.validation_split_percentage, config.seed, targets)
-    say(
-        f"{source_of(train)} has no validation data: {validation.num_rows:,} of its rows "
-        f"({config.validation_split_percentage} %{each}, chosen by --seed {config.seed}) are held out"
-    )
+        targets = targets_of(train) if targets_of else None
+        train, validation = hold_out(train, config.validation_split_percentage, config.seed, targets)
     return train, validation
 
 
@@ -100,36 +90,30 @@ def read_parts(
 
 def limit(count: int, most: int | None, flag: str) -> int | None:
     """How many of `count` rows --max_train_samples or --max_eval_samples keeps; None means all of them."""
-    if most is None or most >= count:
-        if most is not None and most > count:
-            say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
-        return None
-    return most
+    if most is not None and most > count:
+        say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
+    return None if most is None or most >= count else most
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows that --max_train_samples and --max_eval_samples keep."""
-    found = []
+    found, words = [], (config.seed, SUBSET)
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
         most = limit(table.num_rows, getattr(config, name), f"--{name}")
-        found.append(table if most is None else _chosen(table, most, (config.seed, SUBSET))[0])
+        chosen = most and _smallest(table.num_rows, most, *words)
+        found.append(arrow_files.filtered(table, chosen, "chosen", most, words) if chosen else table)
     return found[0], found[1]
 
 
-def _chosen(table: pa.Table, most: int, words: tuple[int, ...]) -> tuple[pa.Table, pa.Table]:
-    """The `most` rows with the smallest hashes of (*words, row), and the others; both with their row numbers."""
-    largest = hash_limit(table.num_rows, most, *words)
-
-    def chosen(first: int, block: pa.Table) -> np.ndarray:
-        return hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest
-
-    return _divided(table, chosen, "chosen", most, words)
+def _smallest(count: int, most: int, *words: int) -> arrow_files.Chosen:
+    """Chooses the `most` of `count` rows with the smallest hashes of (*words, row)."""
+    largest = hash_limit(count, most, *words)
+    return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest
 
 
-def _divided(table: pa.Table, chosen: Callable[[int, pa.Table], np.ndarray], *key: object) -> tuple[pa.Table, pa.Table]:
-    """The rows for which `chosen` is True, and the others; both with their row numbers. See `arrow_files.filtered`."""
-    inside = arrow_files.filtered(table, chosen, *key)
-    return inside, arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+def _of_mask(mask: np.ndarray) -> arrow_files.Chosen:
+    """Chooses the rows at which `mask`, bool [N], is True."""
+    return lambda first, block: mask[first : first + block.num_rows]
 
 
 def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -156,19 +140,10 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     return kept
 
 
-def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[str]) -> None:
-    """Raise UserError if a label column is also a text column, or a text column is given twice."""
-    if {*text_columns} & {*label_columns} or len({*text_columns}) < len(text_columns):
-        raise UserError(
-            f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
-            "different columns, because the model would read its own target, or a text twice"
-        )
-
-
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
     """The rows of the .csv, .tsv, .json, .jsonl or .parquet files that `given` names: see `readers.find_files`.
 
-    They are in memory, or if they are large, memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `arrow_files`.
 
     Raises:
         UserError: one of them cannot be read, or two of them have different columns; names `flag`.
@@ -217,16 +192,12 @@ def _validation_split(parts: Mapping[str, pa.Table], source: str, label_columns:
     if split is None and parts:
         there = ", ".join(parts)
         say(f"{source} has no split with a usual name for validation ({there}): --validation_split_name selects one")
-    elif split and split.casefold() not in TEST_SPLITS:
-        say(f"{source}: its split {split} is used as validation data")
-    elif split and any(unlabeled(parts[split], name) for name in label_columns):
+    elif split and split.casefold() in TEST_SPLITS and any(unlabeled(parts[split], name) for name in label_columns):
         say(f"{source} has no validation split, and its split {split} has no labels, so it cannot replace it")
         split = None
     elif split:
-        say(
-            f"{source} has no validation split: its split {split} is used instead, so a model that is selected by its "
-            "scores is selected on test data"
-        )
+        selects = ": a model that is selected by its scores is selected on test data"
+        say(f"{source}: its split {split} is used as validation data{selects * (split.casefold() in TEST_SPLITS)}")
     return split
 
 
@@ -236,10 +207,10 @@ def _first_split(parts: Iterable[str], names: Sequence[str]) -> str | None:
     return next((found[name] for name in names if name in found), None)
 
 
-def split_off(
+def hold_out(
     table: pa.Table, percentage: int, seed: int, targets: np.ndarray | None = None
 ) -> tuple[pa.Table, pa.Table]:
-    """Split `table` into the training rows and `percentage` of held-out rows.
+    """Split `table` into the training rows and `percentage` of held-out rows; prints how many.
 
     Both parts keep the order of the rows and their row numbers, and have at least one row. The choice is a function of
     (seed, row, number of rows) and, if `targets` are labels (int [N], or 0 and 1 [N, labels]), of the targets: see
@@ -248,19 +219,26 @@ def split_off(
     Raises:
         UserError: there is only one row, or each row is the only one of its label.
     """
-    rows = table.num_rows
+    rows, each = table.num_rows, ""
     if rows < 2:
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
-    if targets is None or _are_numbers(targets):
-        held_out, train = _chosen(table, min(max(1, round(rows * percentage / 100)), rows - 1), (seed,))
+    if targets is None or (targets.ndim == 1 and targets.dtype.kind == "f"):
+        most = min(max(1, round(rows * percentage / 100)), rows - 1)
+        chosen = _smallest(rows, most, seed)
+        key: tuple[object, ...] = ("chosen", most, (seed,))
     else:
-        file = mapped_file(targets)
+        each, file = " of each label", mapped_file(targets)
         assert file or not content_of(table), "the targets of a memory-mapped table are memory-mapped"
         key = ("share of each", file and file.parent.name, percentage, seed)
         fill = partial(_share_of_each, table, targets, percentage, seed)
-        name = f"held-out-rows-{key_digest(content_of(table), *key)}"
-        mask = mask_once(name, rows, fill) if file else fill(None)
-        held_out, train = _divided(table, lambda first, block: mask[first : first + block.num_rows], *key)
+        mask = mask_once(f"held-out-rows-{key_digest(content_of(table), *key)}", rows, fill) if file else fill(None)
+        chosen = _of_mask(mask)
+    held_out = arrow_files.filtered(table, chosen, *key)
+    train = arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+    say(
+        f"{source_of(table)} has no validation data: {held_out.num_rows:,} of its rows ({percentage} %{each}, chosen "
+        f"by --seed {seed}) are held out"
+    )
     return train, held_out
 
 
@@ -278,11 +256,6 @@ def _share_of_each(
             )
         mask[candidates[hash64(seed, candidates.astype(np.uint64)).argmin()]] = True
     return mask
-
-
-def _are_numbers(targets: np.ndarray) -> bool:
-    """Whether targets are numbers to be predicted instead of labels."""
-    return targets.ndim == 1 and targets.dtype.kind == "f"
 
 
 def read_saved(path: str) -> dict[str, pa.Table]:
@@ -334,5 +307,8 @@ def _to_table(dataset: Any, source: str) -> pa.Table:
     """The rows of a `datasets.Dataset`, still memory-mapped, with the features (label names) in the metadata."""
     if not len(dataset):
         return named(dataset.features.arrow_schema.empty_table(), source)
-    files = [Path(file["filename"]) for file in dataset.cache_files]
-    return arrow_files.of_arrow_files(named(dataset.with_format("arrow")[:], source), files, str(dataset.split))
+    table = named(dataset.with_format("arrow")[:], source)
+    # The digest is that of the files' states, because reading all bytes of a data set takes long.
+    states = [arrow_files.state_of(Path(file["filename"])) for file in dataset.cache_files]
+    content = arrow_files.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
+    return arrow_files.of_content(table, key_digest(*content)) if states else table

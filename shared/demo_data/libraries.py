@@ -15,26 +15,24 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shared.cache.prepared import build_once
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from shared.cache.prepared import build_once, key_digest
 from shared.errors import UserError
 
-if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
-    import pyarrow as pa
-
-FORMAT = 1  # part of the cache's names: increase it when a change in this folder changes the data
-LIBRARIES = {  # package: distribution. The first MAX_LIBRARIES that are installed are read; requirements.txt has all
+FORMAT = 2  # part of the cache's names: increase it when a change in this folder changes the data
+LIBRARIES = {  # package: distribution; requirements.txt installs all
     "transformers": "transformers",
     "sklearn": "scikit-learn",
     "pandas": "pandas",
     "sympy": "sympy",
     "networkx": "networkx",
-    "torch": "torch",
-    "matplotlib": "matplotlib",
-    "numpy": "numpy",
 }
-MAX_LIBRARIES, MIN_LIBRARIES = 5, 4
 FILES_PER_LIBRARY = 600  # at most
 VALIDATION_SHARE = 0.15
 FILES_PER_PROCESS = 200
@@ -44,63 +42,52 @@ Definition = ast.Module | ast.ClassDef | Function
 
 
 def installed() -> dict[str, tuple[Path, str]]:
-    """The source folder and the version of each library to read, by package.
+    """The source folder and the version of each library, by package.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
     found: dict[str, tuple[Path, str]] = {}
-    missing = []
     for package, distribution in LIBRARIES.items():
         spec = importlib.util.find_spec(package)  # does not import a top-level package
-        if spec is None or spec.origin is None or not spec.submodule_search_locations:
-            missing.append(distribution)
-        elif len(found) < MAX_LIBRARIES:
-            found[package] = Path(spec.submodule_search_locations[0]), importlib.metadata.version(distribution)
-    if len(found) < MIN_LIBRARIES:
-        raise UserError(
-            f"the embedded data need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({', '.join(missing)} not "
-            "installed): pip install -r requirements.txt, or use your own text with --train_file"
-        )
+        if spec is None or spec.origin is None:
+            raise UserError(
+                f"the embedded data need {distribution}, which is not installed: pip install -r requirements.txt, or "
+                "use your own text with --train_file"
+            )
+        found[package] = Path(spec.origin).parent, importlib.metadata.version(distribution)
     return found
 
 
-def cached_tables(
-    name: str, make: "Callable[[dict[str, Path]], Mapping[str, pa.Table]]", without: str = ""
-) -> "dict[str, pa.Table]":
-    """The tables that `make` returns, by their names, from the cache; the first process on a machine makes them.
+def cached_table(name: str, gather: Callable[[dict[str, Path]], pa.Table], without: str = "") -> pa.Table:
+    """The table that `gather` returns, from the cache; the first process on a machine makes it.
 
     Args:
         name: of the data.
-        make: makes the tables from the source folders, by package.
+        gather: makes the table from the source folders, by package.
         without: a package that is left out.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
-    import pyarrow.parquet as pq
-
     found = {package: library for package, library in installed().items() if package != without}
     versions = {package: version for package, (_, version) in found.items()}
 
     def build(folder: Path) -> None:
         names = ", ".join(f"{package} {version}" for package, version in versions.items())
         print(f"reading {name}, once per machine, from {names}", file=sys.stderr, flush=True)  # it takes some seconds
-        for part, table in make({package: root for package, (root, _) in found.items()}).items():
-            pq.write_table(table, folder / f"{part}.parquet")
+        pq.write_table(gather({package: root for package, (root, _) in found.items()}), folder / "rows.parquet")
 
     # The version of Python determines what can be parsed.
-    content = json.dumps([FORMAT, sys.version_info[:2], versions])
-    folder = build_once(f"{name}-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}", build)
-    return {path.stem: pq.ParquetFile(path).read() for path in sorted(folder.glob("*.parquet"))}
+    folder = build_once(f"{name}-{key_digest(FORMAT, sys.version_info[:2], versions)}", build)
+    return pq.ParquetFile(folder / "rows.parquet").read()
 
 
-def in_splits(table: "pa.Table") -> "dict[str, pa.Table]":
-    """The rows of each split, by the column split, which is left out."""
-    import pyarrow.compute as pc
-
-    parts = ("train", "validation")
-    return {part: table.filter(pc.equal(table["split"], part)).drop_columns(["split"]) for part in parts}
+def in_splits(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The training and the validation rows, by the column split, which is left out."""
+    parts = (table.filter(pc.equal(table["split"], part)) for part in ("train", "validation"))
+    train, validation = (part.drop_columns(["split"]) for part in parts)
+    return train, validation
 
 
 def split_of(file: str) -> str:
@@ -128,16 +115,16 @@ def uniform_hash(purpose: str, text: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def parsed(roots: Mapping[str, Path], parse: Callable[[bytes], list[Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the name of each file of a sample, and `parse(content)`, with a progress bar.
+def parsed(
+    roots: Mapping[str, Path], parse: Callable[[bytes], list[Any]], most: int
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the name of each file of a sample of `most` per library, and `parse(content)`, with a progress bar.
 
     Up to 8 processes parse, as many as there are cores. They are plain subprocesses: multiprocessing would either fork
     a process that has torch's threads, or import the caller's script again with all its imports. `parse` is a function
-    of a module, and returns lists of texts.
+    of a module, and returns what JSON can hold.
     """
-    from tqdm import tqdm
-
-    files = sample_files(roots, FILES_PER_LIBRARY)
+    files = sample_files(roots, most)
     paths = [str(path) for path in files.values()]
     chunks = [paths[start : start + FILES_PER_PROCESS] for start in range(0, len(paths), FILES_PER_PROCESS)]
     code = (

@@ -5,41 +5,36 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from shared.demo_data import libraries
-
-if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
-    import pyarrow as pa
 
 COPIES = "transformers"  # is left out: its files repeat each other's functions
 PAIRS_PER_LIBRARY = 2000
 MIN_CHARACTERS = 80  # of both texts of a pair
 
 
-def load() -> "tuple[pa.Table, pa.Table]":
+def load() -> tuple[pa.Table, pa.Table]:
     """Training and validation tables with the string columns anchor (docstring), positive (source) and file.
 
     The rows are in a fixed random order. All functions of a source file are in the same table, and no text occurs
     twice.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
-    found = libraries.cached_tables("functions", lambda roots: libraries.in_splits(gather(roots)), without=COPIES)
-    return found["train"], found["validation"]
+    return libraries.in_splits(libraries.cached_table("functions", gather, without=COPIES))
 
 
-def gather(roots: Mapping[str, Path]) -> "pa.Table":
+def gather(roots: Mapping[str, Path]) -> pa.Table:
     """The functions in each library's source folder: columns anchor, positive, file and split.
 
     Of the pairs that share a docstring or a source, up to white space, one is kept.
     """
-    import pyarrow as pa
-
     found = [
         (libraries.uniform_hash("order", anchor), file, anchor, source)
-        for file, pairs in libraries.parsed(roots, functions)
+        for file, pairs in libraries.parsed(roots, functions, libraries.FILES_PER_LIBRARY)
         for anchor, source in pairs
     ]
     rows = []

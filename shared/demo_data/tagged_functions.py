@@ -9,17 +9,16 @@ import builtins
 import io
 import token
 import tokenize
-import warnings
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from shared.demo_data import libraries
 from shared.demo_data.libraries import Function
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FILES_PER_LIBRARY = 80
 MAX_BYTES = 100_000  # of a file; larger ones are mostly tables
@@ -32,55 +31,53 @@ FSTRING_START, FSTRING_END = (getattr(token, f"FSTRING_{end}", -1) for end in ("
 Place = tuple[int, int]  # line from 1, column from 0
 
 
-def load() -> "tuple[pa.Table, pa.Table]":
+def load() -> tuple[pa.Table, pa.Table]:
     """Training and validation tables with the columns tokens and tags (lists of strings) and file.
 
     A text is a function, cut after MAX_WORDS words. All functions of a source file are in the same table.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
-    found = libraries.cached_tables("sources", gather)
-    return found["train"], found["validation"]
+    return libraries.in_splits(libraries.cached_table("sources", gather))
 
 
-def gather(roots: Mapping[str, Path]) -> "dict[str, pa.Table]":
-    """The tagged functions in each library's source folder, for training and validation, in a fixed random order.
+def gather(roots: Mapping[str, Path]) -> pa.Table:
+    """The tagged functions in each library's source folder: columns tokens, tags, file and split, in a random order.
 
     Functions with the same words are duplicates: one of them is kept.
     """
-    import pyarrow as pa
-
     found: dict[str, dict[str, Any]] = {}
-    for name, path in libraries.sample_files(roots, FILES_PER_LIBRARY).items():
-        if path.stat().st_size <= MAX_BYTES:
-            for words, tags in tagged_functions(path.read_bytes()):
-                found.setdefault(" ".join(words), {"tokens": words, "tags": tags, "file": name})
-    order = sorted(found, key=lambda text: (libraries.uniform_hash("order", text), text))
-    parts: dict[str, list[Any]] = {"train": [], "validation": []}
-    for text in order:
-        parts[libraries.split_of(found[text]["file"])].append(found[text])
-    return {part: pa.Table.from_pylist(rows[: MOST_TEXTS[part]]) for part, rows in parts.items()}
+    for name, functions in libraries.parsed(roots, tagged_functions, FILES_PER_LIBRARY):
+        for words, tags in functions:
+            row = {"tokens": words, "tags": tags, "file": name, "split": libraries.split_of(name)}
+            found.setdefault(" ".join(words), row)
+    rows = []
+    counts: Counter[str] = Counter()
+    for text in sorted(found, key=lambda text: (libraries.uniform_hash("order", text), text)):
+        split = found[text]["split"]
+        counts[split] += 1
+        if counts[split] <= MOST_TEXTS[split]:
+            rows.append(found[text])
+    return pa.Table.from_pylist(rows)
 
 
 def tagged_functions(source: bytes) -> list[tuple[list[str], list[str]]]:
     """(words, tags) of the functions of a Python file, except functions in functions and short ones.
 
-    A file that cannot be parsed has none, and neither has one that is not ASCII, in which `ast` and `tokenize` count
-    columns differently.
+    A file that is large or cannot be parsed has none, and neither has one that is not ASCII, in which `ast` and
+    `tokenize` count columns differently.
     """
-    if not source.isascii():
+    if len(source) > MAX_BYTES or not source.isascii():
         return []
+    found = [*libraries.definitions(source, in_functions=False)]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about invalid escapes
-            tree = ast.parse(source)
-        words, roles = list(_words(source)), Roles(tree).places
+        words, roles = list(_words(source)), Roles(ast.parse(source)).places
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
         return []
     functions = []
     places = [place for _, place in words]
-    for function in _outer_functions(tree):
+    for function in sorted((node for node in found if isinstance(node, Function)), key=_extent):
         first, end = (bisect_left(places, place) for place in _extent(function))
         inside = words[first:end]
         if ast.get_docstring(function, clean=False) is not None:
@@ -109,15 +106,6 @@ def _words(source: bytes) -> Iterator[tuple[str, Place]]:
             depth -= 1
         elif depth == 0 and kind not in SKIPPED:
             yield (STRING if kind == token.STRING else text), place
-
-
-def _outer_functions(tree: ast.AST) -> Iterator[Function]:
-    """Yield the functions of a module and the methods of its classes."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, Function):
-            yield node
-        elif not isinstance(node, ast.expr):
-            yield from _outer_functions(node)
 
 
 def _iob2(words: list[tuple[str, Place]], roles: Mapping[Place, str]) -> list[str]:

@@ -6,55 +6,52 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from shared.demo_data import libraries
-
-if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
-    import pyarrow as pa
 
 TEXTS_PER_LIBRARY = 2000
 MIN_CHARACTERS = 80  # shorter texts are mostly single sentences that fit any library ("Return a copy.")
 
 
-def load() -> "tuple[pa.Table, pa.Table]":
+def load() -> tuple[pa.Table, pa.Table]:
     """Training and validation tables with the string columns text, label (the library) and file.
 
     The rows are in a fixed random order, with at most TEXTS_PER_LIBRARY texts per label. All texts of a source file are
     in the same table.
 
     Raises:
-        UserError: too few of the libraries are installed.
+        UserError: one of the libraries is not installed.
     """
-    tables = _tables()
-    return tables["train"], tables["validation"]
+    table = libraries.cached_table("docstrings", gather)
+    seen: Counter[str] = Counter()
+    kept = []
+    for label in table["label"].to_pylist():
+        seen[label] += 1
+        kept.append(seen[label] <= TEXTS_PER_LIBRARY)
+    return libraries.in_splits(table.filter(kept))
 
 
-def documents() -> "pa.Table":
+def documents() -> pa.Table:
     """All texts, without the limit per library: the columns text, file and split ("train" or "validation")."""
-    return _tables()["documents"]
+    return libraries.cached_table("docstrings", gather).drop_columns(["label"])
 
 
-def _tables() -> "dict[str, pa.Table]":
-    return libraries.cached_tables("docstrings", lambda roots: _parts(gather(roots)))
-
-
-def gather(roots: Mapping[str, Path]) -> "pa.Table":
+def gather(roots: Mapping[str, Path]) -> pa.Table:
     """The docstrings in each library's source folder: columns text, label, file and split, in a fixed random order.
 
     Texts that differ only in white space are duplicates: one of them is kept, or none if two libraries contain it.
     """
-    import pyarrow as pa
-
     found: dict[str, tuple[str, str]] = {}  # text with single spaces: (text, file)
     ambiguous = set()
-    for file, texts in libraries.parsed(roots, docstrings):
+    for file, texts in libraries.parsed(roots, docstrings, libraries.FILES_PER_LIBRARY):
         for text in texts:
             key = " ".join(text.split())
             if len(key) >= MIN_CHARACTERS and _label(found.setdefault(key, (text, file))[1]) != _label(file):
                 ambiguous.add(key)
 
-    # Sorted by a hash of the text, so the first n rows are a random sample for any n; `_parts` relies on this.
+    # Sorted by a hash of the text, so the first n rows are a random sample for any n; `load` relies on this.
     keys = sorted(found.keys() - ambiguous, key=lambda key: (libraries.uniform_hash("order", key), key))
     texts, files = ([found[key][i] for key in keys] for i in range(2))
     splits = [libraries.split_of(file) for file in files]
@@ -68,13 +65,3 @@ def docstrings(source: bytes) -> list[str]:
 
 def _label(file: str) -> str:
     return file.partition("/")[0]
-
-
-def _parts(table: "pa.Table") -> "dict[str, pa.Table]":
-    """The tables of the data; for classification, with the first TEXTS_PER_LIBRARY texts of each library."""
-    seen: Counter[str] = Counter()
-    kept = []
-    for label in table["label"].to_pylist():
-        seen[label] += 1
-        kept.append(seen[label] <= TEXTS_PER_LIBRARY)
-    return {"documents": table.select(["text", "file", "split"]), **libraries.in_splits(table.filter(kept))}

@@ -62,7 +62,8 @@ def check(key: str, count: int, stored: Stored, name: str) -> Checked:
 
     folder = Division(
         f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, key)}",
-        parts_of(count, SMALLEST_CHECKED, make),
+        parts_of(count, SMALLEST_CHECKED),
+        make,
         f"checking {name}",
         threads=2 * cores_of_process(),  # they wait for the disk
         delay=2,
@@ -125,7 +126,8 @@ def build(key: str, count: int, stored: Stored, name: str, square: Square, keep_
 
     return Division(
         folder,
-        parts_of(count, SMALLEST_BLOCK, make),
+        parts_of(count, SMALLEST_BLOCK),
+        make,
         f"decoding {name}",
         threads=cores_of_process(),
         file=PIXELS if keep_pixels else "",

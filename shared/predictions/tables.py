@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import default_collate
 
-from shared.datasets.rows import column_of, source_of
+from shared.datasets.rows import source_of, typed_column_of
 from shared.errors import about, count_of
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import PREDICTION
@@ -33,7 +33,7 @@ def predict_table(_: Any, request: Request) -> Prediction:
         table = pa.table({ROW: np.arange(1, len(data) + 1)})
     else:
         table = read_rows(request)
-        columns = {name: column_of(table, name, "").to_numpy() for name in table.column_names}  # a gap is NaN
+        columns = {name: typed_column_of(table, name).to_numpy() for name in table.column_names}  # a gap is NaN
         with about(f"{source_of(table)} (columns: {', '.join(columns)})"):
             data = recipe.encode(request.config, columns, *learned)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.datasets.rows import ROW_COLUMN, is_text, named, numbered, source_of, without_content
+from shared.datasets.rows import ROW_COLUMN, is_text, named, numbered, source_of, with_content
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
@@ -119,7 +119,7 @@ def targets_of(
     def encode(part: pa.Table) -> Ints:
         _, found, _ = words_and_tags(part, *columns)
         with_rows = pa.table({TAGS: found, ROW_COLUMN: numbered(part)[ROW_COLUMN]})
-        return tags.encode(without_content(with_rows.replace_schema_metadata(part.schema.metadata)))
+        return tags.encode(with_content(with_rows.replace_schema_metadata(part.schema.metadata), None))
 
     if labeled.any():
         targets[scored] = encoded(encode, table, labeled)

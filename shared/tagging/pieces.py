@@ -128,10 +128,10 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
 
     source = source_of(table)
     content = content_of(table) or table[WORDS].to_pylist()  # the words of a memory-mapped table are not read
-    parts = parts_of(table.num_rows, SMALLEST_BLOCK, make)
+    parts = parts_of(table.num_rows, SMALLEST_BLOCK)
     name = f"words-{key_digest(FORMAT, encoder.identity, characters, content)}"
     begin = {"offsets": np.zeros(1, np.int64)}
-    folder = Division(name, parts, f"tokenizing {source}", PLACES, begin).build()
+    folder = Division(name, parts, make, f"tokenizing {source}", PLACES, begin).build()
     arrays = {field.name: read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)}
     cut = WordPieces(**arrays | {"characters": arrays["characters"].reshape(-1, 2)})
     if not len(cut.pieces):

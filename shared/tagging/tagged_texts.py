@@ -47,7 +47,9 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     names = class_names(raw[0], columns[1]) if columns[1] in raw[0].column_names else ()
     tables = [tagged(table, *columns) for table in raw]
     tags = Tags.of(tables[0], names)  # before the split, so that both parts have the same tags
-    train, validation = tables if len(tables) == 2 else hold_out(tables[0], config)
+    train, validation = (
+        tables if len(tables) == 2 else hold_out(tables[0], config.validation_split_percentage, config.seed)
+    )
     train, validation = limited((train, validation), config)
     if config.model_name_or_path:
         tags = Tags(label_order(config.model_name_or_path, tags.names, config.revision))
@@ -74,7 +76,7 @@ def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
 def read_files(given: Sequence[str], flag: str, untagged: bool = False, csv_delimiter: str | None = None) -> pa.Table:
     """The rows of the files that `given` names; each sentence of a CoNLL file is a row. `untagged`: see `read_conll`.
 
-    They are in memory, or if they are large, memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `arrow_files`.
 
     Raises:
         UserError: a file cannot be read, or two files have different columns.

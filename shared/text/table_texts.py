@@ -28,7 +28,7 @@ def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
 
 def text_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
     """A column of text, or of nulls; UserError, which names `flag`, if it does not exist or has another type."""
-    column = column_of(table, name, flag, as_text=True)
+    column = column_of(table, name, flag)
     if not (is_text(column.type) or pa.types.is_null(column.type)):
         raise UserError(f"{flag} {name}: this column of {source_of(table)} contains {column.type}, not text")
     return column

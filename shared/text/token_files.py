@@ -77,7 +77,8 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
 
     division = Division(
         f"corpus-{key_digest(encoder.identity, documents.content)}",
-        parts_of(len(documents.texts), BLOCK_ROWS, make),
+        parts_of(len(documents.texts), BLOCK_ROWS),
+        make,
         f"tokenizing {documents.source}",
         places={"offsets": "tokens"},
         first={"tokens": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},

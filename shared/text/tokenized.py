@@ -190,7 +190,8 @@ def tokenize(
 
     division = Division(
         f"tokens-{key_digest(encoder.identity, digest_of(table, columns))}",
-        parts_of(table.num_rows, BLOCK_ROWS, make),
+        parts_of(table.num_rows, BLOCK_ROWS),
+        make,
         f"tokenizing {source_of(table)}",
         places={"offsets": "input_ids"},
         first={"input_ids": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},

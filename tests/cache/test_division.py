@@ -31,9 +31,9 @@ def make(items, note=nothing):
 
 
 def squares(note=nothing, **changes):
-    parts = parts_of(COUNT, SIZE, partial(make, note=note))
-    first = {"offsets": np.zeros(1, np.int64)}
-    return replace(Division("squares", parts, "squaring numbers", {"offsets": "squares"}, first), **changes)
+    how = {"places": {"offsets": "squares"}, "first": {"offsets": np.zeros(1, np.int64)}}
+    made = Division("squares", parts_of(COUNT, SIZE), partial(make, note=note), "squaring numbers", **how)
+    return replace(made, **changes)
 
 
 def check_result(folder=None):
@@ -53,6 +53,8 @@ def in_another_process(rank, cache, processes, kill_at=None):
         time.sleep(0.01)  # the first process has to get the block in which it is killed
 
     def die(item):
+        with cache.with_name("read").open("a") as file:
+            file.write(f"{item}\n")
         if rank == 0 and item == kill_at:
             cache.with_name("dying").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -61,9 +63,11 @@ def in_another_process(rank, cache, processes, kill_at=None):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_any_number_of_processes_write_the_same_arrays(processes):
+def test_any_number_of_processes_write_the_same_arrays_and_read_each_item_once(processes):
     runs.fork(in_another_process, (prepared.cache_dir(), processes), processes)
     check_result()
+    read = prepared.cache_dir().with_name("read").read_text().split()
+    assert sorted(map(int, read)) == [*range(COUNT)]
 
 
 def test_after_a_kill_only_the_missing_blocks_are_written():
@@ -82,40 +86,6 @@ def test_the_other_processes_write_the_blocks_of_a_killed_one():
         process.join(60)
     assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0]
     check_result()
-
-
-def test_a_process_leaves_the_blocks_of_others(monkeypatch):
-    """A second process runs while the first one reads the item 12: it writes all other blocks, then waits."""
-    read = []
-
-    class Waits(Exception):
-        """The second process has nothing left to do."""
-
-    def wait(_):
-        raise Waits
-
-    def second(item):
-        read.append(item)
-        if item == 3 * SIZE:
-            with monkeypatch.context() as patch:
-                patch.setattr(division.time, "sleep", wait)
-                with pytest.raises(Waits):
-                    squares(lambda item: read.append(-item)).build()
-
-    folder = squares(second).build()
-    assert sorted(map(abs, read)) == [*range(COUNT)], "each item once"
-    assert read[3 * SIZE + 1 :] == [*range(-4 * SIZE, -COUNT, -1), *range(3 * SIZE + 1, 4 * SIZE)]
-    check_result(folder)
-
-
-def test_blocks_are_joined_in_their_order_whatever_the_order_of_writing(monkeypatch):
-    """The last of several processes begins with the last blocks."""
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    read = []
-    folder = squares(read.append).build()
-    assert read == [*range(16, COUNT), *range(16)]
-    check_result(folder)
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut short"])
@@ -165,7 +135,7 @@ def test_a_task_of_an_array_writes_its_share_of_several_folders():
 
 def test_many_items_make_larger_parts():
     most = division.MOST_PARTS
-    assert len(parts_of(SIZE * most, SIZE, make)) == most
-    many = parts_of(SIZE * most + 1, SIZE, make)
+    assert len(parts_of(SIZE * most, SIZE)) == most
+    many = parts_of(SIZE * most + 1, SIZE)
     assert len(many) <= most
-    assert not {part.name for part in many} & {part.name for part in parts_of(SIZE * most, SIZE, make)}
+    assert not {*many} & {*parts_of(SIZE * most, SIZE)}

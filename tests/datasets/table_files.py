@@ -1,33 +1,60 @@
 """Write files of rows and read them as tables, for tests."""
 
 import os
+from functools import partial
 from pathlib import Path
 
+import large_data
 import pytest
 
-from shared.datasets.labels import embedded_docstrings
-from shared.datasets.rows import ROW_COLUMN, column_of
-from shared.datasets.tables import load_tables, read_file
+from shared.cache.prepared import mapped_file
+from shared.datasets import arrow_files, readers, rows
+from shared.datasets.labels import Labels, embedded_docstrings
+from shared.datasets.rows import ROW_COLUMN, content_of, typed_column_of, where
+from shared.datasets.tables import limited, load_tables, read_file
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
+
+LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
+in_both_ways = partial(large_data.in_both_ways, large=LARGE)
 
 ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
 
 
 def load(text=("text",), label="label", problem_type=None, **flags):
     """Load the tables that these flags name."""
-    return load_tables(
-        DataOptions(**{name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()}),
-        text,
-        [label],
-        problem_type,
-        embedded=embedded_docstrings,
-    )
+    return load_tables(options_of(flags), text, [label], problem_type, embedded=embedded_docstrings)
 
 
-def values(table, as_text=()):
-    """The rows of a table as a recipe reads them: CSV columns become numbers if possible."""
-    columns = {n: column_of(table, n, "", n in as_text).to_pylist() for n in table.column_names if n != ROW_COLUMN}
+def options_of(flags) -> DataOptions:
+    return DataOptions(**{name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()})
+
+
+def loaded(label="label", problem_type=None, delimiter=None, **flags):
+    """Read data as small and as large data: the labels, the targets and rows of both parts; or the error's message."""
+
+    def learn(table):
+        return Labels.from_table(table, label, problem_type, delimiter)
+
+    def read():
+        columns = [label] if isinstance(label, str) else label
+        config = options_of(flags)
+        tables = load_tables(config, ["text"], columns, problem_type, lambda table: learn(table).encode(table))
+        labels = learn(tables[0])
+        tables = limited(tables, config)
+        targets = [labels.encode(table) for table in tables]
+        is_mapped = {mapped_file(part) is not None for part in targets} | {bool(content_of(t)) for t in tables}
+        assert is_mapped == {arrow_files.IN_MEMORY < 0}
+        schemas = [[(field, field.metadata) for field in table.schema] for table in tables]
+        found = [(part.tolist(), part.dtype, where(table, 2)) for part, table in zip(targets, tables, strict=True)]
+        return labels, found, schemas, [table.to_pylist() for table in tables]
+
+    return in_both_ways(read)
+
+
+def values(table):
+    """The rows of a table; CSV columns become numbers if possible."""
+    columns = {name: typed_column_of(table, name).to_pylist() for name in table.column_names if name != ROW_COLUMN}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

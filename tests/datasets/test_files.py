@@ -1,31 +1,23 @@
 """Lists of files, patterns, folders and compressed files are read as rows or documents; bad ones are refused."""
 
-import bz2
-import gzip
 import json
-import lzma
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from large_data import COMPRESS
 from runs import refusal
 
 from shared.config import options
 from shared.config.options import differences
 from shared.datasets.readers import find_files
-from shared.datasets.rows import column_of, source_of, where
+from shared.datasets.rows import column_of, source_of, typed_column_of, where
 from shared.datasets.tables import load_tables, read_file
 from shared.options.data_options import DataOptions
 from shared.text.documents import load_documents, of_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-COMPRESS = {
-    "gz": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
-}
 KINDS = {
     "csv": lambda rows: "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows),
     "tsv": lambda rows: "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows),
@@ -62,8 +54,8 @@ def refusals(given):
 def test_a_compressed_file_is_read_like_any_other(tmp_path, kind, compression):
     path = write(tmp_path / f"a.{kind}.{compression}", ROWS)
     table = read_file(path, "--train_file")
-    assert column_of(table, "text", "", as_text=True).to_pylist() == [text for text, _ in ROWS]
-    assert column_of(table, "label", "").to_pylist() == [label for _, label in ROWS]
+    assert column_of(table, "text", "").to_pylist() == [text for text, _ in ROWS]
+    assert typed_column_of(table, "label").to_pylist() == [label for _, label in ROWS]
     assert texts_of(of_files([path], "--train_file", "text")) == [text for text, _ in ROWS]
 
 
@@ -92,7 +84,7 @@ def test_several_files_are_read_in_the_order_of_their_names_however_they_are_giv
     (tmp_path / "data/_SUCCESS").write_text("")
     for given in (names[::-1], [str(tmp_path / "data")], [f"{tmp_path}/data/*.{ends}*"], [f"{tmp_path}/**/part*"]):
         table = read_file(given, "--train_file")
-        assert column_of(table, "text", "", as_text=True).to_pylist() == [text for text, _ in ROWS]
+        assert column_of(table, "text", "").to_pylist() == [text for text, _ in ROWS]
         assert where(table, 4) == f"row 2 of --train_file {names[1]}"
         assert source_of(table) == f"--train_file {' '.join(given)}"
         documents = of_files(given, "--train_file", "text")
@@ -141,9 +133,9 @@ def test_files_with_different_columns_or_types_are_refused_with_their_names(tmp_
 def test_flags_that_name_no_file_or_a_file_twice_are_refused(tmp_path):
     path = write(tmp_path / "data/a.csv", ROWS)
     for given, expected in (
-        ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no file matches this pattern"),
+        ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no such file (.csv, "),
         ([path, f"{tmp_path}/data"], f"--train_file {path} and {path} are the same data: name each file once"),
-        ([str(tmp_path)], f"--train_file {tmp_path} is a folder without data files (.csv"),
+        ([str(tmp_path)], f"--train_file {tmp_path}: no such file (.csv"),
         ([f"{tmp_path}/b.csv"], f"--train_file {tmp_path}/b.csv: no such file"),
     ):
         assert refusal(lambda given=given: read_file(given, "--train_file")).startswith(expected)
@@ -171,7 +163,7 @@ def test_another_delimiter_is_set_by_the_flag(tmp_path, delimiter):
     config = DataOptions(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=value)
     options.check(config)
     tables = load_tables(config, ["text"], ["label"])
-    assert column_of(tables[0], "text", "", as_text=True).to_pylist() == ["a, b", "c"]
+    assert column_of(tables[0], "text", "").to_pylist() == ["a, b", "c"]
     assert texts_of(load_documents(config, "text")[0]) == ["a, b", "c"]
 
 
@@ -191,7 +183,9 @@ def test_a_column_whose_name_differs_in_case_or_white_space_is_suggested(tmp_pat
     path = tmp_path / "a.csv"
     path.write_text(f"{written},label\na,1\n")
     table = read_file(str(path), "--train_file")
-    assert refusal(column_of, table, "text", "--text_column_names").endswith(f": use --text_column_names {hint}")
+    message = refusal(column_of, table, "text", "--text_column_names")
+    assert message.startswith(f"--text_column_names text: --train_file {path} has no such column (columns: {written}, ")
+    assert message.endswith(f": use --text_column_names {hint}")
     message = refusal(lambda: texts_of(of_files([str(path)], "--train_file", "text")))
     assert message.endswith(f": use --text_column_name {hint}")
 

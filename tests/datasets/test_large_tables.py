@@ -1,34 +1,32 @@
 """Large files become memory-mapped tables, block by block: the same rows, splits, labels and errors as in memory."""
 
-import bz2
 import json
-from functools import partial
 
-import large_data
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from table_files import in_both_ways, loaded
 
-from shared.cache.prepared import array_writer, mapped_file, read_array
-from shared.datasets import arrow_files, label_cells, readers, rows
-from shared.datasets.labels import Labels
-from shared.datasets.rows import column_of, content_of, source_of, where
-from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
+from shared.cache.prepared import array_writer, read_array
+from shared.datasets import arrow_files, label_cells, rows
+from shared.datasets.rows import content_of, source_of, where
+from shared.datasets.tables import load_tables, read_file, skip_incomplete
 from shared.options.data_options import DataOptions
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROWS = 60
-LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
-in_both_ways = partial(large_data.in_both_ways, large=LARGE)
 
 
-def write(path, labels):
-    """Write a file of numbered texts with these labels."""
+def write(path, labels, label="label", **_):
+    """Write a file of numbered texts with these labels, in a CSV file in one or several columns."""
+    columns = label if isinstance(label, str) else ",".join(label)
     texts = [f"text {i}" for i in range(len(labels))]
     if path.suffix == ".csv":
-        path.write_text("text,label\n" + "".join(f"{row},{label}\n" for row, label in zip(texts, labels, strict=True)))
+        path.write_text(
+            f"text,{columns}\n" + "".join(f"{row},{label}\n" for row, label in zip(texts, labels, strict=True))
+        )
     elif path.suffix == ".parquet":
         pq.write_table(pa.table({"text": texts, "label": labels}), path, row_group_size=10)
     else:
@@ -51,10 +49,9 @@ def write(path, labels):
         ("more.jsonl", "\n".join(json.dumps({"text": f"é {i}"} | ({"x": i} if i > 8 else {})) for i in range(20))),
     ],
 )
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_large_file_has_the_rows_and_types_of_a_small_one(tmp_path, name, content, compressed):
-    path = tmp_path / (name + ".bz2" * compressed)
-    path.write_bytes(bz2.compress(content.encode()) if compressed else content.encode())
+def test_a_file_of_many_blocks_has_the_rows_and_types_of_one_block(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content)
 
     def read():
         table = read_file(str(path), "--train_file")
@@ -63,45 +60,6 @@ def test_a_large_file_has_the_rows_and_types_of_a_small_one(tmp_path, name, cont
     small, large = in_both_ways(read)
     assert small == large
     assert small[0]
-
-
-def test_several_large_files_are_one_table_and_rows_are_named_by_file(tmp_path):
-    names = [str(write(tmp_path / f"{i}.jsonl", [i, i + 0.5])) for i in range(3)]
-
-    def read():
-        table = read_file(names, "--train_file")
-        return table.to_pylist(), [where(table, row) for row in range(table.num_rows)]
-
-    small, large = in_both_ways(read)
-    assert small == large
-    assert small[1][4] == f"row 1 of --train_file {names[2]}"
-    for content in ('{"text": "a"}\n', '{"text": "a", "label": "x"}'):
-        (tmp_path / "2.jsonl").write_text(content)
-        small, large = in_both_ways(read)
-        assert small == large
-        assert large.startswith(f"--train_file {names[2]}")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", "text,label\n" + "ab,1\n" * 30 + "de,2,3\n"),
-        ("a.csv", "text,label\n" + "ab,1\n" * 30 + "\xff"),
-        ("a.jsonl", '{"text": "a"}\n' * 30 + '{"text": "b" 1}\n'),
-        ("a.json", '[{"a": 1}, {"b": 2} {"c": 3}]'),
-        ("a.json", '[{"a": 1}] x'),
-        ("a.json", "[]"),
-        ("a.csv", "text,label\n"),
-        ("a.parquet", "text"),
-        ("a.csv.gz", "text"),
-    ],
-)
-def test_errors_of_large_files_are_those_of_small_ones(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_bytes(content.encode("latin-1"))
-    small, large = in_both_ways(lambda: read_file(str(path), "--train_file"))
-    assert small == large
-    assert small.startswith(f"--train_file {path}")
 
 
 def test_values_that_no_type_fits_are_refused_across_blocks(tmp_path):
@@ -130,27 +88,6 @@ def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path,
 # Splits and labels
 
 
-def loaded(path, label="label", problem_type=None, delimiter=None, **flags):
-    """The labels, the targets of both parts, their texts, and the name of a row; or the message of the error."""
-
-    def learn(table):
-        return Labels.from_table(table, label, problem_type, delimiter)
-
-    def load():
-        columns = [label] if isinstance(label, str) else label
-        config = DataOptions(train_file=(str(path),), **flags)
-        tables = load_tables(config, ["text"], columns, problem_type, lambda table: learn(table).encode(table))
-        labels = learn(tables[0])
-        tables = limited(tables, config)
-        targets = [labels.encode(table) for table in tables]
-        is_mapped = {mapped_file(part) is not None for part in targets} | {bool(content_of(t)) for t in tables}
-        assert is_mapped == {arrow_files.IN_MEMORY < 0}
-        texts = [column_of(table, "text", "", as_text=True).to_pylist() for table in tables]
-        return labels, [(part.tolist(), part.dtype) for part in targets], texts, where(tables[0], 3)
-
-    return in_both_ways(load)
-
-
 RANDOM = np.random.default_rng(0)
 
 
@@ -166,23 +103,15 @@ RANDOM = np.random.default_rng(0)
         ("a.jsonl", [["a"], [], ["b", "a"], ["c"]] * 15, {}),
         ("a.jsonl", [[0, 1], [1, 0], [1, 1]] * 20, {}),
         ("a.parquet", [True, False] * 30, {}),
+        ("a.csv", [f"{i % 2},{int(i % 3 == 0)}" for i in range(ROWS)], {"label": ["u", "v"]}),
     ],
 )
 def test_a_large_table_has_the_splits_and_targets_of_a_small_one(tmp_path, name, labels, settings):
-    small, large = loaded(write(tmp_path / name, labels), **settings)
+    small, large = loaded(
+        train_file=write(tmp_path / name, labels, ",".join(settings.get("label", ["label"]))), **settings
+    )
     assert small == large
     assert not isinstance(small, str)
-
-
-def test_several_label_columns_of_a_large_table(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("text,u,v\n" + "".join(f"t {i},{i % 2},{int(i % 3 == 0)}\n" for i in range(ROWS)))
-    small, large = loaded(path, ["u", "v"])
-    assert small == large
-    path.write_text("text,u,v\n" + "".join(f"t {i},{i % 2},{i % 3}\n" for i in range(ROWS)))
-    small, large = loaded(path, ["u", "v"])
-    assert small == large
-    assert "row 3 of" in small
 
 
 @pytest.mark.parametrize(
@@ -197,10 +126,13 @@ def test_several_label_columns_of_a_large_table(tmp_path):
         ("a.jsonl", [["a", "a"], ["b"]] * 30, {}, "has the label a twice"),
         ("a.jsonl", [["a"], None, ["b"]] * 20, {}, "has no label in label"),
         ("a.jsonl", [["a"]] * ROWS, {}, "fewer than two classes"),
+        ("a.csv", [f"{i % 2},{i % 3}" for i in range(ROWS)], {"label": ["u", "v"]}, "row 3 of .* has [0, 2] in u v"),
     ],
 )
 def test_errors_about_labels_of_a_large_table_are_those_of_a_small_one(tmp_path, name, labels, settings, expected):
-    small, large = loaded(write(tmp_path / name, labels), **settings)
+    small, large = loaded(
+        train_file=write(tmp_path / name, labels, ",".join(settings.get("label", ["label"]))), **settings
+    )
     assert small == large
     first, _, second = expected.partition(".*")
     assert first in small
@@ -209,7 +141,7 @@ def test_errors_about_labels_of_a_large_table_are_those_of_a_small_one(tmp_path,
 
 def test_too_many_different_labels_end_the_search(tmp_path, monkeypatch):
     monkeypatch.setattr(label_cells, "MOST_DISTINCT", 50)
-    _, large = loaded(write(tmp_path / "a.csv", [f"a{i}" for i in range(ROWS)]))
+    _, large = loaded(train_file=write(tmp_path / "a.csv", [f"a{i}" for i in range(ROWS)]))
     assert "has more than 50 different values in label, too many for classes" in large
 
 

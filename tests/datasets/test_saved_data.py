@@ -1,16 +1,11 @@
 """Large data sets of `datasets` stay on disk, with all selections of their rows, and are the same as in memory."""
 
-from types import SimpleNamespace
-
 import pytest
+from table_files import loaded
 
-from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files
-from shared.datasets.labels import Labels
-from shared.datasets.rows import content_of, where
-from shared.datasets.tables import limited, load_tables, read_saved
-from shared.options.data_options import DataOptions
-from shared.tagging.tagged_texts import load_tagged
+from shared.datasets.rows import content_of
+from shared.datasets.tables import read_saved
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -33,32 +28,11 @@ def save(folder, labels, **features):
         ([i / 4 for i in range(60)], {}),
     ],
 )
-def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_path, monkeypatch, labels, features):
-    limits = {"max_train_samples": 20, "max_eval_samples": 3}
+def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_path, labels, features):
     folder = save(tmp_path / "saved", labels, **features)
-    config = DataOptions(dataset_name=folder, skip_incomplete_rows=True, **limits)
-
-    def read():
-        def learn(table):
-            return Labels.from_table(table, "label")
-
-        tables = load_tables(config, ["text"], ["label"], None, lambda table: learn(table).encode(table))
-        learned = learn(tables[0])
-        tables = limited(tables, config)
-        targets = [learned.encode(table) for table in tables]
-        mapped.append({bool(content_of(t)) for t in tables} | {mapped_file(part) is not None for part in targets})
-        rows = [(table.to_pylist(), table.schema, where(table, 2)) for table in tables]
-        return learned, rows, [(part.tolist(), part.dtype) for part in targets]
-
-    mapped = []
-    small = read()
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    learned, rows, targets = read()
-    assert (learned, targets) == (small[0], small[2])
-    assert [row[0] for row in rows] == [row[0] for row in small[1]]
-    assert [row[2] for row in rows] == [row[2] for row in small[1]]
-    assert all(large.equals(other) for (_, large, _), (_, other, _) in zip(rows, small[1], strict=True))
-    assert mapped == [{False}, {True}]
+    small, large = loaded(dataset_name=folder, skip_incomplete_rows=True, max_train_samples=20, max_eval_samples=3)
+    assert small == large
+    assert not isinstance(small, str)
 
 
 def test_a_saved_data_set_that_is_written_again_has_another_content(tmp_path, monkeypatch):
@@ -70,23 +44,3 @@ def test_a_saved_data_set_that_is_written_again_has_another_content(tmp_path, mo
     (tmp_path / "saved").rename(tmp_path / "before")
     (tmp_path / "other").rename(tmp_path / "saved")
     assert content_of(read_saved(folder)["train"]) != content_of(first)
-
-
-def test_tagged_texts_of_a_large_saved_data_set_are_those_of_a_small_one(tmp_path, monkeypatch):
-    rows = {"words": [[f"w{i}", "x"] if i % 5 else None for i in range(60)], "tags": [["B-A", "O"]] * 60}
-    rows["kinds"] = [["B-A", "B-C"]] * 60
-    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
-    plain = vars(DataOptions(dataset_name=str(tmp_path / "saved"), skip_incomplete_rows=True, max_train_samples=9))
-    found, contents = [], []
-    for most in (1 << 24, -1):
-        monkeypatch.setattr(arrow_files, "IN_MEMORY", most)
-        for column in ("tags", "kinds"):
-            config = SimpleNamespace(**{**plain, "text_column_name": "words", "label_column_name": column})
-            config.model_name_or_path = None
-            train, validation, tags = load_tagged(config)
-            contents.append(content_of(train))
-            found.append((train.to_pylist(), validation.to_pylist(), tags))
-    assert found[:2] == found[2:]
-    assert found[0] != found[1]
-    assert contents[:2] == [None, None]
-    assert len({*contents}) == 3

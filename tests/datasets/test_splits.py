@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from shared.datasets.rows import named, where
 from shared.datasets.splits import share_of_each
-from shared.datasets.tables import split_off
+from shared.datasets.tables import hold_out
 from shared.errors import UserError
 
 
 @given(rows=st.integers(2, 300), percentage=st.integers(1, 99), seed=st.integers(-5, 2**64))
 def test_the_split_has_every_row_once_in_order_with_its_row_number(rows, percentage, seed):
     table = named(pa.table({"x": np.arange(rows)}), "--train_file a.csv")
-    train, validation = split_off(table, percentage, seed)
+    train, validation = hold_out(table, percentage, seed)
     assert sorted(train["x"].to_pylist() + validation["x"].to_pylist()) == list(range(rows))
     for part in (train, validation):
         numbers = part["x"].to_pylist()
@@ -26,8 +26,8 @@ def test_the_split_has_every_row_once_in_order_with_its_row_number(rows, percent
 
 def test_the_split_depends_only_on_the_seed():
     table = pa.table({"x": np.arange(20)})
-    assert split_off(table, 25, 0)[1]["x"].to_pylist() == [4, 8, 13, 14, 17]
-    assert split_off(table, 25, 1)[1]["x"].to_pylist() != [4, 8, 13, 14, 17]
+    assert hold_out(table, 25, 0)[1]["x"].to_pylist() == [4, 8, 13, 14, 17]
+    assert hold_out(table, 25, 1)[1]["x"].to_pylist() != [4, 8, 13, 14, 17]
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=200), st.integers(1, 99), st.integers(0, 99))
@@ -37,14 +37,14 @@ def test_each_label_is_split_and_keeps_a_row_to_train_on(labels, percentage, see
         with pytest.raises(
             UserError, match="has one row of each label, so none can be held out: use --validation_file"
         ):
-            split_off(table, percentage, seed, targets)
+            hold_out(table, percentage, seed, targets)
         return
-    train, validation = split_off(table, percentage, seed, targets)
+    train, validation = hold_out(table, percentage, seed, targets)
     assert set(train["x"].to_pylist()) == set(labels)
     assert validation.num_rows > 0
     held_out, counts = (np.bincount(part, minlength=6) for part in (validation["x"].to_numpy(), targets))
     assert (np.abs(held_out - counts * percentage / 100) <= 1).all()
-    assert split_off(table, percentage, seed, targets)[1]["x"].to_pylist() == validation["x"].to_pylist()
+    assert hold_out(table, percentage, seed, targets)[1]["x"].to_pylist() == validation["x"].to_pylist()
 
 
 @given(st.lists(st.sets(st.integers(0, 4)), min_size=2, max_size=60), st.integers(1, 99), st.integers(0, 9))
@@ -58,9 +58,9 @@ def test_with_several_labels_per_row_each_label_keeps_a_row_to_train_on(rows, pe
 
 def test_rows_with_regression_targets_are_split_like_rows_without_labels():
     table = pa.table({"x": np.arange(20)})
-    assert split_off(table, 25, 0, np.arange(20.0))[1] == split_off(table, 25, 0)[1]
+    assert hold_out(table, 25, 0, np.arange(20.0))[1] == hold_out(table, 25, 0)[1]
 
 
 def test_one_row_cannot_be_split():
     with pytest.raises(UserError, match="one row"):
-        split_off(pa.table({"x": [1]}), 10, 0)
+        hold_out(pa.table({"x": [1]}), 10, 0)

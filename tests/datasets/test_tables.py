@@ -1,7 +1,6 @@
 """Tables from files, saved data sets and the Hub, with their training and validation parts."""
 
 import socket
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,22 +10,11 @@ from table_files import load, values, write
 
 from shared.datasets import tables
 from shared.datasets.labels import Labels
-from shared.datasets.rows import column_of, source_of, where
-from shared.datasets.tables import read_file, read_hub, read_saved, split_off
+from shared.datasets.rows import source_of, where
+from shared.datasets.tables import read_hub, read_saved
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-
-# Rows and columns
-
-
-def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tmp_path):
-    table, _ = split_off(
-        read_file(str(write(tmp_path / "a.csv", "sentence,target\na,1\nb,2\n")), "--train_file"), 50, 0
-    )
-    with pytest.raises(UserError, match=r"--label_column_name label: --train_file .*\(columns: sentence, target\)$"):
-        column_of(table, "label", "--label_column_name")
-
 
 # Which source
 
@@ -59,57 +47,40 @@ def test_a_single_file_is_split_and_only_the_main_process_prints_it(tmp_path, mo
 # Folders of save_to_disk and the Hub, which need the package datasets
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
+def saved_splits(folder, **splits):
+    """Write a save_to_disk folder; `splits` gives the number of rows of each split, or their labels."""
     datasets = pytest.importorskip("datasets")
-    folder = tmp_path_factory.mktemp("saved")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    rows = {"text": [f"text {i}" for i in range(10)], "label": [i % 2 for i in range(10)]}
-    data = datasets.Dataset.from_dict(rows, features=features)
-    data.select([3, 1, 2]).save_to_disk(folder / "one")
-    datasets.DatasetDict(train=data, validation=data.select([7, 5])).save_to_disk(folder / "dict")
-    datasets.DatasetDict(test=data).save_to_disk(folder / "test_only")
-    return folder
+    parts = {}
+    for name, labels in splits.items():
+        ids = [i % 2 for i in range(labels)] if isinstance(labels, int) else labels
+        rows = {"text": [f"{name} {i}" for i in range(len(ids))], "label": ids}
+        parts[name] = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(parts).save_to_disk(folder)
+    return str(folder)
 
 
-def test_a_saved_dataset_is_read_in_its_order_with_its_label_names(saved):
-    table = read_saved(str(saved / "one"))["train"]
-    assert table["text"].to_pylist() == ["text 3", "text 1", "text 2"]
+def test_a_saved_dataset_is_read_in_its_order_with_its_label_names_and_refused_if_it_was_cut_off(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    folder = saved_splits(tmp_path / "all", train=10)
+    datasets.load_from_disk(folder)["train"].select([3, 1, 2]).save_to_disk(tmp_path / "one")
+    table = read_saved(str(tmp_path / "one"))["train"]
+    assert table["text"].to_pylist() == ["train 3", "train 1", "train 2"]
     assert b'"names": ["no", "yes"]' in table.schema.metadata[b"huggingface"]
-    assert source_of(table) == f"--dataset_name {saved / 'one'} (split train)"
-
-
-def test_a_saved_dictionary_gives_its_train_and_validation_split(saved):
-    train, validation = load(dataset_name=str(saved / "dict"))
-    assert train.num_rows == 10
-    assert validation["text"].to_pylist() == ["text 7", "text 5"]
-
-
-def test_without_a_validation_split_the_test_split_is_used_with_a_message(tmp_path, capfd):
-    folder = saved_splits(tmp_path / "two", train=10, test=3)
-    train, validation = load(dataset_name=folder)
-    assert train.num_rows == 10
-    assert validation["text"].to_pylist() == ["test 0", "test 1", "test 2"]
-    assert f"{folder} has no validation split: its split test is used instead" in capfd.readouterr().err
-    _, validation = load(dataset_name=saved_splits(tmp_path / "three", train=10, test=3, validation=1))
-    assert validation["text"].to_pylist() == ["validation 0"]
-    assert "split test" not in capfd.readouterr().err
-
-
-def test_a_saved_dataset_that_was_cut_off_is_refused(saved, tmp_path):
-    for path in (saved / "one").iterdir():
-        content = path.read_bytes()
-        write(tmp_path / path.name, content[:40] if path.suffix == ".arrow" else content)
+    assert source_of(table) == f"--dataset_name {tmp_path / 'one'} (split train)"
+    for path in (tmp_path / "one").glob("*.arrow"):
+        path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match="save_to_disk"):
-        read_saved(str(tmp_path))
+        read_saved(str(tmp_path / "one"))
 
 
-def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_hub_name(saved, tmp_path):
+def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_hub_name(tmp_path):
+    saved = saved_splits(tmp_path / "saved", test=2)
     missing = ("./gone", "/gone/folder", "~/gone", "out/some/folder")
     for name, config, expected in (
-        (saved / "test_only", None, r"no train split \(splits: test\)"),
+        (saved, None, r"no train split \(splits: test\)"),
         (tmp_path, None, "--dataset_name .* should be one that save_to_disk of datasets wrote"),
-        (saved / "one", "mrpc", "--dataset_config_name mrpc"),
+        (saved, "mrpc", "--dataset_config_name mrpc"),
         (write(tmp_path / "a.csv", "x\n1\n"), None, "use it as --train_file"),
         *((name, None, f"--dataset_name {name}: no such folder") for name in missing),
     ):
@@ -161,56 +132,41 @@ def test_a_dataset_that_was_loaded_before_needs_no_network(monkeypatch, tmp_path
 # Which splits
 
 
-def saved_splits(folder, **splits):
-    """Write a save_to_disk folder; `splits` gives the number of rows of each split, or their labels."""
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    parts = {}
-    for name, labels in splits.items():
-        ids = [i % 2 for i in range(labels)] if isinstance(labels, int) else labels
-        rows = {"text": [f"{name} {i}" for i in range(len(ids))], "label": ids}
-        parts[name] = datasets.Dataset.from_dict(rows, features=features)
-    datasets.DatasetDict(parts).save_to_disk(folder)
-    return str(folder)
+USUAL = ["valid", "dev", "val", "eval", "Validation", "development", "dev_matched"]
 
 
-@pytest.mark.parametrize("name", ["valid", "dev", "val", "eval", "Validation", "development", "dev_matched"])
-def test_a_validation_split_is_found_by_its_usual_names_with_a_message(tmp_path, capfd, name):
-    folder = saved_splits(tmp_path / "a", Train=10, test=3, **{name: 2})
-    train, validation = load(dataset_name=folder)
-    assert train["text"][0].as_py() == "Train 0"
-    assert validation["text"].to_pylist() == [f"{name} 0", f"{name} 1"]
-    assert f"--dataset_name {folder}: its split {name} is used as validation data" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("splits", "used", "said"),
+    [
+        *(({"Train": 10, "test": 3, name: 2}, name, f"split {name} is used as validation data\n") for name in USUAL),
+        ({"train": 10, "test": 3}, "test", "its split test is used as validation data: a model that is"),
+        ({"train": 20, "test": [-1] * 5}, "train", "its split test has no labels, so it cannot replace it"),
+        ({"train": 20, "test": [-1] * 5}, "train", "2 of its rows (10 %, chosen by --seed 0) are held out"),
+        ({"train": 10, "extra": 4, "held": 3}, "train", "(extra, held): --validation_split_name selects one"),
+        ({"train": 4, "validation": 2, "extra": 0}, "validation", "its split validation is used"),
+    ],
+)
+def test_the_validation_rows_are_a_split_with_a_usual_name_or_held_out_with_a_message(
+    tmp_path, capfd, splits, used, said
+):
+    train, validation = load(dataset_name=saved_splits(tmp_path / "a", **splits))
+    assert {text.split()[0].lower() for text in train["text"].to_pylist()} == {"train"}
+    assert {text.split()[0] for text in validation["text"].to_pylist()} == {used}
+    assert validation.num_rows == (splits[used] if used != "train" else max(1, splits[used] // 10))
+    assert said in capfd.readouterr().err
 
 
-def test_splits_can_be_selected_by_name_and_messages_list_the_existing_ones(tmp_path, capfd):
-    folder = saved_splits(tmp_path / "a", train=10, extra=4, held=3)
+def test_splits_can_be_selected_by_name_and_messages_list_the_existing_ones(tmp_path):
+    folder = saved_splits(tmp_path / "a", train=10, extra=4, held=3, none=0)
     train, validation = load(dataset_name=folder, train_split_name="extra", validation_split_name="held")
     assert (source_of(train), validation.num_rows) == (f"--dataset_name {folder} (split extra)", 3)
-    assert load(dataset_name=folder)[1].num_rows == 1
-    assert "(extra, held): --validation_split_name selects one" in capfd.readouterr().err
     for flags, expected in (
-        ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held\)"),
+        ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held"),
         ({"validation_split_name": "train"}, "--validation_split_name train is the training split"),
+        ({"validation_split_name": "none"}, "its split none has no rows: use another split"),
     ):
         with pytest.raises(UserError, match=expected):
             load(dataset_name=folder, **flags)
-
-
-def test_a_test_split_without_labels_is_not_used_for_validation(tmp_path, capfd):
-    folder = saved_splits(tmp_path / "a", train=20, test=[-1] * 5)
-    train, validation = load(dataset_name=folder)
-    assert (train.num_rows, validation.num_rows) == (18, 2)
-    output = capfd.readouterr().err
-    assert "its split test has no labels, so it cannot replace it" in output
-    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in output
-
-
-def test_a_split_without_rows_is_refused_and_the_error_lists_the_numbers_of_rows(tmp_path):
-    folder = saved_splits(tmp_path / "a", train=4, validation=0)
-    with pytest.raises(UserError, match="its split validation has no rows: use another split"):
-        load(dataset_name=folder)
-    assert load(dataset_name=saved_splits(tmp_path / "b", train=4, validation=2, extra=0))[1].num_rows == 2
 
 
 # Which rows
@@ -243,10 +199,9 @@ def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path, capsy
     for part, whole, count in zip(parts, full, (30, 4), strict=True):
         chosen = part["text"].to_pylist()
         assert (len(chosen), len({*chosen} - {*whole["text"].to_pylist()})) == (count, 0)
-        assert [where(part, i) for i in range(3)] == [
-            f"row {int(t[5:]) + 1} of --train_file {path}" for t in chosen[:3]
-        ]
+        assert where(part, 2) == f"row {int(chosen[2][5:]) + 1} of --train_file {path}"
     assert {*parts[0]["label"].to_pylist()} == {"0", "1"} or {*parts[0]["label"].to_pylist()} == {0, 1}
-    assert tables.limited(full, DataOptions(max_train_samples=90)) == full
+    again, other = (tables.limited(full, DataOptions(max_train_samples=30, seed=seed))[0] for seed in (0, 1))
+    assert again["text"] == parts[0]["text"] != other["text"]
     assert tables.limited(full, DataOptions(max_train_samples=91)) == full
     assert "--max_train_samples 91: there are only 90 rows, and all of them are used" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The embedded pairs: functions are found, separated from their docstrings, and used once."""
 
-import pytest
-
 from shared.demo_data import pairs
 
 BODY = "    total = sum(values)\n    for value in values:\n        total -= value * len(values)\n    return total"
@@ -43,11 +41,6 @@ if True:
         ),
         "In one line.": 'def one(a,\n        b):\n    return "é" + a',
     }
-
-
-@pytest.mark.parametrize("source", [b"print 'Python 2'", b"x = '\0'", b"\xff\xfe", b""])
-def test_a_file_that_cannot_be_parsed_has_no_functions(source):
-    assert pairs.functions(source) == []
 
 
 def test_each_text_is_used_once_and_short_ones_are_left_out(tmp_path):

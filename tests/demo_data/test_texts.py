@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.demo_data import libraries, texts
+from shared.demo_data import libraries, pairs, tagged_functions, texts
 from shared.errors import UserError
 
 LIBRARIES = ["planted_a", "planted_b", "planted_c", "planted_d"]
@@ -81,9 +81,10 @@ finally:
     assert {text for text in texts.docstrings(source) if text} == expected
 
 
+@pytest.mark.parametrize("parse", [texts.docstrings, pairs.functions, tagged_functions.tagged_functions])
 @pytest.mark.parametrize("source", [b"print 'Python 2'", b"x = '\0'", b"\xff\xfe", b"# coding: nonsense\n", b""])
-def test_a_file_that_cannot_be_parsed_or_is_empty_has_no_docstrings(source):
-    assert not any(texts.docstrings(source))
+def test_a_file_that_cannot_be_parsed_or_is_empty_has_no_texts(parse, source):
+    assert not any(parse(source))
 
 
 def test_a_docstring_that_is_not_valid_unicode_loses_only_the_invalid_part():
@@ -160,51 +161,29 @@ def test_load_limits_the_texts_per_library_and_documents_does_not(site, monkeypa
     assert {sides[file] for file in validation["file"].to_pylist()} <= {"validation"}
 
 
-def test_a_missing_library_is_replaced_by_the_next(site, monkeypatch, capfd):
-    monkeypatch.setattr(libraries, "LIBRARIES", {"no_such": "no-such", **{name: name for name in LIBRARIES}})
-    train, _ = texts.load()
-    assert set(train["label"].to_pylist()) == set(LIBRARIES)
-    printed = capfd.readouterr().err
-    assert printed.startswith("reading docstrings, once per machine, from planted_a 1.0, planted_b 1.0, ")
-    assert "reading sources" in printed
-
-
-def test_with_fewer_than_four_libraries_the_error_names_the_missing_ones_and_the_remedies(site, monkeypatch):
-    names = [*LIBRARIES[:3], "no_such"]
-    monkeypatch.setattr(libraries, "LIBRARIES", dict(zip(names, [*LIBRARIES[:3], "no-such"], strict=True)))
-    with pytest.raises(UserError, match=r"no-such not installed.*requirements\.txt.*--train_file"):
+@pytest.mark.parametrize("name", ["no_such", "only_a_folder"])
+def test_a_missing_library_is_refused_with_the_remedies(site, monkeypatch, name):
+    (site / "only_a_folder").mkdir()
+    monkeypatch.setitem(libraries.LIBRARIES, name, "no-such")
+    with pytest.raises(UserError, match=r"need no-such, which is not installed.*requirements\.txt.*--train_file"):
         texts.load()
 
 
-@pytest.mark.parametrize("installed", [False, True], ids=["only a folder", "more libraries than are read"])
-def test_a_folder_of_that_name_is_no_library_and_only_the_first_libraries_are_read(site, monkeypatch, installed):
-    monkeypatch.setattr(libraries, "MAX_LIBRARIES", 4)
-    plant(site, "planted_e") if installed else (site / "planted_e").mkdir()
-    names = [*LIBRARIES, "planted_e"] if installed else ["planted_e", *LIBRARIES]
-    monkeypatch.setattr(libraries, "LIBRARIES", {name: name for name in names})
-    assert set(texts.load()[0]["label"].to_pylist()) == set(LIBRARIES)
-
-
-def test_a_new_version_of_a_library_is_read_again(site):
+def test_a_new_version_of_a_library_is_read_again(site, capfd):
     before = texts.documents()
+    assert capfd.readouterr().err.startswith(
+        "reading docstrings, once per machine, from planted_a 1.0, planted_b 1.0, "
+    )
     (site / "planted_a" / "new.py").write_text(f'"""{sentence("planted_a", 5000)}"""')
     assert texts.documents().equals(before)
     (site / "planted_a-1.0.dist-info" / "METADATA").write_text("Name: planted_a\nVersion: 1.1\n")
     assert texts.documents().num_rows == before.num_rows + 1
 
 
-def test_the_parsing_processes_import_no_module_from_the_working_folder(site, tmp_path, monkeypatch):
-    (tmp_path / "json.py").write_text("raise RuntimeError")
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "__init__.py").write_text("raise RuntimeError")
-    monkeypatch.chdir(tmp_path)
-    assert texts.gather(roots(site)).num_rows == 12 * len(LIBRARIES)
-
-
 SCRIPT = """
 import sys, threading, time
 sys.path[:0] = [sys.argv[1], {root!r}]
-from shared.demo_data import libraries, texts
+from shared.demo_data import libraries, pairs, tagged_functions, texts
 libraries.LIBRARIES = {libraries!r}
 threading.Thread(target=time.sleep, args=(0.5,)).start()
 train, validation = texts.load()
@@ -212,20 +191,14 @@ print("read", train.num_rows + validation.num_rows)
 """
 
 
-def test_a_script_without_a_guard_on_its_name_reads_the_data_while_a_thread_runs(site):
-    """To import the script again would fail, and to fork is unsafe."""
+def test_a_script_without_a_guard_on_its_name_reads_the_data_while_a_thread_runs(site, tmp_path):
+    """To import the script again would fail, and to fork is unsafe. No module of the working folder is imported."""
+    (tmp_path / "json.py").write_text("raise RuntimeError")
+    (tmp_path / "shared.py").write_text("raise RuntimeError")
     script = SCRIPT.format(root=str(ROOT), libraries=libraries.LIBRARIES)
-    printed = subprocess.run([sys.executable, "-c", script, site], stdout=subprocess.PIPE, check=True, text=True).stdout
+    command = [sys.executable, "-P", "-c", script, site]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=tmp_path).stdout
     assert printed == f"read {12 * len(LIBRARIES)}\n"
-
-
-def test_prepared_data_is_read_and_not_gathered_again(site, monkeypatch, capfd):
-    first = texts.load()
-    capfd.readouterr()
-    monkeypatch.setattr(texts, "gather", lambda *_: pytest.fail("gathered again"))
-    second = texts.load()
-    assert all(a.equals(b) for a, b in zip(first, second, strict=True))
-    assert capfd.readouterr() == ("", "")
 
 
 def test_the_installed_libraries_give_enough_balanced_text():

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_files import COMPRESS
+from large_data import COMPRESS
 
 from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers

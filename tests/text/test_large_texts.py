@@ -11,7 +11,7 @@ from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, with_labels
-from shared.datasets.tables import read_file, split_off
+from shared.datasets.tables import hold_out, read_file
 from shared.losses import losses
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
@@ -33,7 +33,7 @@ def large(monkeypatch, tmp_path):
 def prepared(path):
     """The tokens and targets of both parts, as a recipe loads them."""
     table = read_file(str(path), "--train_file")
-    parts = split_off(table, 10, 0, Labels.from_table(table, "label").encode(table))
+    parts = hold_out(table, 10, 0, Labels.from_table(table, "label").encode(table))
     labels = Labels.from_table(parts[0], "label")
     tokenizer = train_tokenizer(parts[0], ["text"], "bpe", 300, 16)
     return [tokenize(part, ["text"], tokenizer, 16).with_targets(labels.encode(part)) for part in parts]
@@ -43,7 +43,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     first = prepared(large)
     digests = [part.digest() for part in first]
     for module, name in (
-        *((arrow_files, "_write"), (label_cells, "_keys"), (rows, "reading_of")),
+        *((arrow_files, "_write"), (label_cells, "keys_of"), (rows, "reading_of")),
         *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
@@ -74,7 +74,7 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
         tracemalloc.start()
         try:
             table, _ = with_labels(read_file(str(path), "--train_file"), None, "label", None)
-            parts = split_off(table, 10, 0, Labels.from_table(table, "label").encode(table))
+            parts = hold_out(table, 10, 0, Labels.from_table(table, "label").encode(table))
             labels = Labels.from_table(parts[0], "label")
             for part in parts:
                 data = tokenize(part, ["text"], tokenizer, 16).with_targets(labels.encode(part))

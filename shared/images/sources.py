@@ -306,7 +306,8 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
     if problem_type == "regression" and train.names:
         raise UserError(f"{train.name} has classes, and regression needs a column of numbers: use --train_file")
     if validation is None:
-        train, validation = map(train.chosen, hold_out(train.as_table(), config, train.targets))
+        percentage, seed = config.validation_split_percentage, config.seed
+        train, validation = map(train.chosen, hold_out(train.as_table(), percentage, seed, train.targets))
     if config.model_name_or_path and not config.from_scratch and train.names:
         names = label_order(config.model_name_or_path, train.names, config.revision)
         train, validation = train.ordered(names), validation.ordered(names)

@@ -1,6 +1,6 @@
 """Encoders and data for the benchmarks of token_classification.py and embeddings.py."""
 
-import tarfile
+import mailbox
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
     """About a hundred functions of a module of the standard library: tagged words, or docstrings and sources."""
     from shared.demo_data import pairs, tagged_functions
 
-    source = Path(tarfile.__file__).read_bytes()
+    source = Path(mailbox.__file__).read_bytes()
     tags = recipe == "token_classification"
     rows = tagged_functions.tagged_functions(source) if tags else pairs.functions(source)
     names = ("tokens", "tags") if tags else ("anchor", "positive")

@@ -118,14 +118,14 @@ class Labels:
             labels = cls(kind, columns, columns, columns)
         else:
             rows = labels_by_row(few, columns, kind, delimiter)
-            labels = cls._of_column(few, rows, table.num_rows, columns[0], kind, delimiter)
-        if kind == "multi_label" and len(np.unique(labels._encode(few), axis=0)) < 2 <= table.num_rows:
+            labels = cls.of_column(few, rows, table.num_rows, columns[0], kind, delimiter)
+        if kind == "multi_label" and len(np.unique(labels.encode_in_memory(few), axis=0)) < 2 <= table.num_rows:
             names = " ".join(columns)
             raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
         return labels
 
     @classmethod
-    def _of_column(
+    def of_column(
         cls, few: pa.Table, rows: list[list[str]], count: int, column: str, kind: Kind, delimiter: str | None
     ) -> "Labels":
         """Learn the labels of one column; `few` and `rows` have its different cells, of `count` rows."""
@@ -198,12 +198,12 @@ class Labels:
             yield from (numbers_of(block, self.columns[0]) for block in blocks_of(table))
             return
         few = distinct_rows(table, self.columns)
-        targets, keys = self._encode(few), keys_of(few, self.columns)
+        targets, keys = self.encode_in_memory(few), keys_of(few, self.columns)
         yield targets[:0]
         for block in blocks_of(table):
             yield targets[pc.index_in(keys_of(block, self.columns), keys).to_numpy()]
 
-    def _encode(self, table: pa.Table) -> np.ndarray:
+    def encode_in_memory(self, table: pa.Table) -> np.ndarray:
         """The targets of the rows of a table in memory; the labels are no numbers."""
         rows = labels_by_row(table, self.columns, self.kind, self.delimiter)
         if self.vectors or len(self.columns) > 1:

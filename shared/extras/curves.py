@@ -17,7 +17,8 @@ FEW = 40  # points; a series of at most so many gets dots
 LARGEST = 1e100  # a value that is shown; so that no computation overflows
 # Color-blind readers can tell the lines apart.
 STYLE: list[Any] = ["seaborn-v0_8-whitegrid", "tableau-colorblind10"]
-STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True}]
+STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True, "lines.markersize": 5}]
+STYLE += [{"grid.color": "0.92", "axes.edgecolor": "0.8"}]
 
 
 @dataclass(frozen=True)
@@ -104,18 +105,20 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     """Draw one panel."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     for label, (steps, values) in panel.series.items():
         axes.plot(steps, values, marker="o" if len(steps) <= FEW else None, label=label)
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     points = [point for line in panel.series.values() for point in zip(*line, strict=True)]
-    log_steps = panel.log_steps and any(step > 0 and math.isfinite(value) for step, value in points)
+    shown = sorted(step for step, value in points if step > 0 and math.isfinite(value))
+    log_steps = panel.log_steps and bool(shown) and shown[-1] >= 10 * shown[0]  # fewer would have few ticks or none
     axes.set_xlabel("step (log scale)" if log_steps else "step")
     if log_steps:
         axes.set_xscale("log", nonpositive="mask")  # leaves out an evaluation before the first step
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if last_step < 100 else (1,)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if shown[-1] < 100 * shown[0] else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(-0.02 * last_step, last_step * 1.04)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -134,5 +137,8 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
 
 
 def short(value: float) -> str:
-    """A value at a tick."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 and value % 1 == 0 else f"{value:.4g}"
+    """A value at a tick, as people write it: 10,000, 0.25, 2.5e-4."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return f"{value:,.0f}" if abs(value) >= 1000 and value % 1 == 0 else f"{value:.4g}"
+    mantissa, power = f"{value:.3e}".split("e")
+    return f"{float(mantissa):g}e{int(power)}"

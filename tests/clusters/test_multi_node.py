@@ -47,7 +47,7 @@ def test_machines_that_can_connect_are_ready(hosts):
 def test_an_address_that_no_machine_has_is_an_error_on_both(hosts):
     printed, codes = preflight(hosts, "10.77.0.9", "10.77.0.9")
     assert codes == [2, 2], printed
-    assert "(Cannot assign requested address" in printed[0]
+    assert "Cannot assign requested address" in printed[0]
     assert "cannot connect to rank 0 at 10.77.0.9:29512 (No route to host)" in printed[1]
 
 

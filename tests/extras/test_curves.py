@@ -5,13 +5,11 @@ import math
 import pytest
 from training_line import TRAINING
 
-from shared.extras.curves import draw_curves, find_panels
+from shared.extras.curves import Panel, draw_curves, draw_panel, find_panels, short
 
 
 def test_a_single_point_and_a_line_at_the_edge_are_fully_visible():
     from matplotlib.figure import Figure
-
-    from shared.extras.curves import Panel, draw_panel
 
     axes = Figure().subplots()
     draw_panel(axes, Panel("x", {"zero": ([10], [0.0]), "full": ([10], [100.0])}, top=100), last_step=10)
@@ -19,6 +17,28 @@ def test_a_single_point_and_a_line_at_the_edge_are_fully_visible():
     assert left < 0 < right - 10
     assert low < 0 < high - 100
     assert all(line.get_marker() == "o" and line.get_markersize() > 4 for line in axes.get_lines())
+
+
+@pytest.mark.parametrize(
+    ("steps", "ticks"),
+    [([10, 12], ["0", "3", "6", "9", "12"]), ([10, 50, 300], ["10", "20", "50", "100", "200"]), ([1, 10_000], None)],
+)
+def test_the_steps_of_losses_have_few_round_ticks(steps, ticks):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.6, 2.5))
+    axes = figure.subplots()
+    draw_panel(axes, Panel("Loss", {"training": (steps, [1.0] * len(steps))}, log_steps=True), steps[-1])
+    figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    shown = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    assert [label.get_text() for label in shown] == (ticks or ["1", "10", "100", "1,000", "10,000"])
+    assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
+
+
+def test_values_at_ticks_are_written_as_people_do():
+    values = (0, 5e-5, 2.5e-4, 0.01, 0.25, 12, 12_000, 2.5e8, -3e-5)
+    assert [*map(short, values)] == ["0", "5e-5", "2.5e-4", "0.01", "0.25", "12", "12,000", "2.5e8", "-3e-5"]
 
 
 def test_each_panel_shows_the_right_figures():

@@ -138,7 +138,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
 
 def short(value: float) -> str:
     """A value at a tick, as people write it: 10,000, 0.25, 2.5e-4."""
-    if value == 0 or 1e-3 <= abs(value) < 1e7:
+    if value == 0 or 1e-2 <= abs(value) < 1e7:
         return f"{value:,.0f}" if abs(value) >= 1000 and value % 1 == 0 else f"{value:.4g}"
     mantissa, power = f"{value:.3e}".split("e")
     return f"{float(mantissa):g}e{int(power)}"

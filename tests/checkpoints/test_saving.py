@@ -123,6 +123,24 @@ def test_an_update_waits_for_the_copy_and_a_forward_pass_does_not(run, may_copy,
     assert_holds(run.folder / "step_00000002", weights)
 
 
+def test_the_copy_takes_one_thread_and_the_training_keeps_its_own(run, monkeypatch):
+    """A second team of OpenMP would slow down every later step: see `Staging`."""
+    threads = {}
+    monkeypatch.setattr(
+        staging, "copy_all", lambda *_: threads.update({threading.current_thread().name: torch.get_num_threads()})
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run.step()
+        run.step()
+        run.saver.poll(wait=True)
+        assert threads == {threading.main_thread().name: 2, "checkpoint_0": 1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_checkpoint_is_not_saved_if_other_code_changes_parameters_during_the_copy(run, may_copy, capfd, monkeypatch):
     monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
 

@@ -1,6 +1,7 @@
 """A Hub that cannot be reached is an early one-line error; local and cached models need no network."""
 
 import socket
+import threading
 
 import pytest
 from huggingface_hub import constants
@@ -48,6 +49,22 @@ def test_the_error_for_a_closed_port_names_flag_value_host_and_remedy(monkeypatc
     assert message.startswith("--dataset_name a/b is not on this machine and there is no network to 127.0.0.1:")
     assert message.endswith(": leave out --dataset_name for the embedded data")
     assert "\n" not in message
+
+
+def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
+    released = threading.Event()
+
+    def hang(*_args, **_kwargs):
+        released.wait(30)
+        return socket.socket()
+
+    monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(socket, "create_connection", hang)
+    try:
+        with pytest.raises(UserError, match=r"no answer in 0\.05 s"):
+            hub.require_hub("--dataset_name", "a/b")
+    finally:
+        released.set()
 
 
 def test_the_proxy_is_checked_if_one_is_set(monkeypatch, stand_in, closed):

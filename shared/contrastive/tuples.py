@@ -158,7 +158,7 @@ def texts_in(table: pa.Table, column: str) -> tuple[pa.Table, list[str]]:
         texts = [pc.list_element(cells, place) for place in range(size)]
         return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN]), 0
 
-    return converted(table, convert, "texts", column, "", size)[0], names
+    return converted(table, convert, "texts", column, size)[0], names
 
 
 class TextTuples(Dataset):

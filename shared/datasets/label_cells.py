@@ -19,14 +19,7 @@ TOO_MANY = "too many for classes: use another column, or --problem_type regressi
 MOST_DISTINCT = 1 << 20  # different sets of labels of a table
 BLOCK = 1 << 20  # numbers of a memory-mapped array that are read at once
 FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
-ZERO_ONE = {
-    "0": 0,
-    "1": 1,
-    "0.0": 0,
-    "1.0": 1,
-    "false": 0,
-    "true": 1,
-}  # for one label, in lower case
+ZERO_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # for one label, in lower case
 NEEDS: dict[Kind, str] = {
     "classification": "one label",
     "multi_label": "a list of labels, several columns or --label_delimiter",

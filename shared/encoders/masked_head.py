@@ -11,7 +11,7 @@ from shared.compat import of_torch, of_transformers
 from shared.encoders.packing import PADDED, Packing, use_packed_attention
 from shared.speed import first_token
 from shared.speed.first_token import Documents, attend, kept_tokens, replace_last_layer
-from shared.speed.self_check import keep_if_equal, text_batch, texts_of
+from shared.speed.self_check import keep_if_equal, packed_text_batch, text_batch
 
 SPARSE = "head_is_sparse"  # attribute of a model whose head computes masked tokens only
 
@@ -93,7 +93,7 @@ def compute_only_masked(config: Any, model: Any) -> None:
 
     def packed_batch(config: Any) -> dict[str, Any]:
         use_packed_attention(model, torch.device("cpu"), "no")
-        tokens, lengths = texts_of(config)
+        tokens, lengths = packed_text_batch(config)
         masked = np.array([1, 2, 4, len(tokens) - 1])  # none of the second document, the last one of the third
         batch = Packing.for_model(config)((tokens, lengths, masked, masked))
         del batch["labels"]

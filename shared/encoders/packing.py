@@ -23,7 +23,7 @@ from shared.encoders.attention import attend
 from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.speed.first_token import Documents
-from shared.speed.self_check import outputs_of, same, texts_of
+from shared.speed.self_check import outputs_of, packed_text_batch, same
 from shared.text.tokenized import Padding
 
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention
@@ -125,7 +125,7 @@ def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
-    tokens, lengths = texts_of(model.config)
+    tokens, lengths = packed_text_batch(model.config)
     rows = torch.from_numpy(tokens).split(lengths.tolist())
     alone = [outputs_of(model, {"input_ids": ids[None]}) for ids in rows]
     packed = packing.for_model(model.config).arguments(tokens, lengths)

@@ -16,9 +16,12 @@ COLUMN = 3.6  # inches, the width of a panel
 FEW = 40  # points; a series of at most so many gets dots
 LARGEST = 1e100  # a value that is shown; so that no computation overflows
 # Color-blind readers can tell the lines apart.
-STYLE: list[Any] = ["seaborn-v0_8-whitegrid", "tableau-colorblind10"]
-STYLE += [{"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True, "lines.markersize": 5}]
-STYLE += [{"grid.color": "0.92", "axes.edgecolor": "0.8"}]
+STYLE: list[Any] = [
+    "seaborn-v0_8-whitegrid",
+    "tableau-colorblind10",
+    {"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True, "lines.markersize": 5},
+    {"grid.color": "0.92", "axes.edgecolor": "0.8"},
+]
 
 
 @dataclass(frozen=True)

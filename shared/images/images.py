@@ -148,6 +148,8 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
         say(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:")
         for i, problem in corrupt:
             say(f"  {source.where(i)} ({problem})")
+    elif config.cache == "none":
+        return Images(source, square)
     good = np.ones(len(source), np.bool_)
     good[[i for i, _ in corrupt]] = False
     places = shared_array(

@@ -194,7 +194,7 @@ def blank() -> Any:
     return Figure(figsize=(width / 100, height / 100), dpi=100).add_axes((*corner, across / width, up / height))
 
 
-def places(transform: Any, x: Any, y: Any) -> Floats:
+def positions(transform: Any, x: Any, y: Any) -> Floats:
     """Where points are in the figure, [n, 2], by a transform of its axes; not finite for those that are not shown."""
     found: Floats = transform.transform(np.stack([x, y], 1))
     return np.stack([found[:, 0], FRAME["height"] - found[:, 1]], 1)
@@ -206,7 +206,7 @@ def ticks(axes: Any) -> dict[str, list[tuple[float, str]]]:
     for column, (axis, transform) in enumerate(zip((axes.xaxis, axes.yaxis), transforms, strict=True)):
         low, high = sorted(axis.get_view_interval())
         values = [value for value in axis.get_majorticklocs().tolist() if low <= value <= high]
-        at = places(transform, values, values)[:, column].round(1).tolist()
+        at = positions(transform, values, values)[:, column].round(1).tolist()
         found["xy"[column]] = [*zip(at, map(axis.get_major_formatter(), values), strict=True)]
     return found
 
@@ -219,7 +219,7 @@ def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
     unit = f" {panel.unit}" if panel.unit and panel.unit != "log scale" else ""
     series = []
     for label, (steps, values) in lines.items():
-        points = places(axes.transData, steps, values)
+        points = positions(axes.transData, steps, values)
         said = [
             f"step {step:,.0f}: {label or panel.title.lower()} {value:.5g}{unit}"
             for step, value in zip(steps.tolist(), values.tolist(), strict=True)
@@ -240,8 +240,8 @@ def scatter(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: short(value))
     said = [f"is {target:.5g}, predicted {prediction:.5g}" for target, prediction in pairs]
-    points = dots(places(axes.transData, *both.T), said)
-    diagonal = path(places(axes.transAxes, [0, 1], [0, 1]))
+    points = dots(positions(axes.transData, *both.T), said)
+    diagonal = path(positions(axes.transAxes, [0, 1], [0, 1]))
     series = [{"path": "", "points": points}, {"path": diagonal, "points": []}]
     drawn = {"title": "Predictions and targets", "unit": "prediction", "below": "target", "series": series}
     return FRAME | ticks(axes) | drawn | {"with_dots": True}

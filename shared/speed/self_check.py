@@ -83,7 +83,7 @@ def text_batch(config: Any) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (place < lengths).long()}
 
 
-def texts_of(config: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def packed_text_batch(config: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The token ids of all rows of `text_batch` without padding, and their number in each row."""
     batch = text_batch(config)
     real = batch["attention_mask"].bool()

@@ -19,7 +19,7 @@ from shared.datasets.rows import named, source_of
 from shared.datasets.tables import read_dataset
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.text.table_texts import batches_of, digest_of, text_of
+from shared.text.table_texts import batches_of, digest_of, text_column
 
 FLAG = "--text_column_name"
 BLOCK_ROWS = 1 << 10  # documents of a block; more if there are many
@@ -76,7 +76,7 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     Raises:
         UserError: the column does not exist, or its type is not text.
     """
-    texts = text_of(table, column_name, FLAG)
+    texts = text_column(table, column_name, FLAG)
     return Documents(source_of(table), texts, digest_of(table, pa.table({column_name: texts})))
 
 
@@ -103,7 +103,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
             tables = blocks(file, source, csv_delimiter, column_name)
         found: pa.Table | None = None
         for found in tables:
-            texts = text_of(named(found, source), column_name, FLAG)
+            texts = text_column(named(found, source), column_name, FLAG)
             yield pa.table({"text": texts.cast(pa.large_string())})
         if found is None:
             raise UserError(f"{source} is empty")

@@ -23,10 +23,10 @@ def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
     """The text columns of a table; UserError for a type that is not text."""
     if not 1 <= len(text_columns) <= 2:
         raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
-    return pa.table([text_of(table, name, FLAG) for name in text_columns], list(text_columns))
+    return pa.table([text_column(table, name, FLAG) for name in text_columns], list(text_columns))
 
 
-def text_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
+def text_column(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
     """A column of text, or of nulls; UserError, which names `flag`, if it does not exist or has another type."""
     column = column_of(table, name, flag)
     if not (is_text(column.type) or pa.types.is_null(column.type)):

@@ -2,7 +2,7 @@
 
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/mlm.py
 
-Without arguments it trains on the docstrings of installed libraries. With your own text and a full-size model:
+Without arguments it trains on the docstrings of Python libraries. With your own text and a full-size model:
 
     ... recipes/mlm.py --config recipes/configs/modernbert_base.yaml --train_file corpus.txt
 

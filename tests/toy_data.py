@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sysconfig
 from pathlib import Path
 
 import runs
@@ -11,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shared.config import options
-from shared.demo_data.tagged_functions import tagged_functions
+from shared.demo_data import tagged_functions
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 RECIPES = ("nlp", "token_classification", "embeddings")  # those of the campaigns
@@ -26,13 +25,11 @@ def word_tokenizer(words=WORDS):
 
 
 def tagged_rows(count=100, shortest=4, longest=39):
-    """{tokens, tags} of functions of the standard library, whose names have roles, cut to lengths in words."""
-    found = []
-    for file in sorted((Path(sysconfig.get_paths()["stdlib"]) / "email").glob("*.py")):
-        found += tagged_functions(file.read_bytes())
-    assert len(found) >= count
+    """{tokens, tags} of functions, whose names have roles, cut to lengths in words."""
+    rows = tagged_functions.load()[0].slice(0, count).to_pylist()
     lengths = [shortest + 7 * i % (longest + 1 - shortest) for i in range(count)]
-    return [{"tokens": w[:length], "tags": t[:length]} for (w, t), length in zip(found, lengths, strict=False)]
+    cut = zip(rows, lengths, strict=True)
+    return [{name: row[name][:length] for name in ("tokens", "tags")} for row, length in cut]
 
 
 def write_tagged(folder, rows, validation_rows=30):

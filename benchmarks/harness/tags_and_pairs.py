@@ -1,30 +1,16 @@
 """Encoders and data for the benchmarks of token_classification.py and embeddings.py."""
 
-import mailbox
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks.harness.encoder_and_texts import write_bert
 from benchmarks.harness.gpu_benchmarks import TEXT, TINY
 from benchmarks.harness.launching import flag_words
 from benchmarks.harness.peer_data import demo_tables
 
-HELD_OUT = 16  # rows of the toy data to validate on
-
-
-def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
-    """About a hundred functions of a module of the standard library: tagged words, or docstrings and sources."""
-    from shared.demo_data import pairs, tagged_functions
-
-    source = Path(mailbox.__file__).read_bytes()
-    tags = recipe == "token_classification"
-    rows = tagged_functions.tagged_functions(source) if tags else pairs.functions(source)
-    names = ("tokens", "tags") if tags else ("anchor", "positive")
-    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
-    return table.slice(HELD_OUT), table.slice(0, HELD_OUT)
+TOY_ROWS = 96  # to train on
 
 
 def prepare(recipe: str, folder: Path, toy: bool, max_length: int = 128) -> None:
@@ -44,7 +30,9 @@ def prepare(recipe: str, folder: Path, toy: bool, max_length: int = 128) -> None
     from shared.pretrained.from_pretrained import head_for
 
     folder.mkdir(parents=True, exist_ok=True)
-    train, validation = toy_tables(recipe) if toy else demo_tables(recipe)
+    train, validation = demo_tables(recipe)
+    if toy:
+        train, validation = train.slice(0, TOY_ROWS), validation.slice(0, 16)
     files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
     for file, table in zip(files.values(), (train, validation.slice(0, 256)), strict=True):
         pq.write_table(table, file)

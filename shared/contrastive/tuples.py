@@ -36,7 +36,7 @@ ROWS_AT_ONCE = 10_000  # texts whose lengths are read, or digests computed, at o
 
 
 def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
-    """The training and validation rows; by default, the docstrings and sources of functions of installed libraries.
+    """The training and validation rows; by default, the docstrings and sources of functions of Python libraries.
 
     Raises:
         UserError: the data cannot be read, --text_column_names are not at least two different ones, the scores of

@@ -1,67 +1,20 @@
-"""The default texts: docstrings of installed libraries, labeled by library.
-
-`load` returns classification data (train, validation); `documents` returns all texts, for masked language modeling.
-"""
-
-from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
+"""The default texts: docstrings of five Python libraries, of at least 80 characters, without duplicates."""
 
 import pyarrow as pa
 
-from shared.demo_data import libraries
-
-TEXTS_PER_LIBRARY = 2000
-MIN_CHARACTERS = 80  # shorter texts are mostly single sentences that fit any library ("Return a copy.")
+from shared.demo_data.embedded import in_splits, read
 
 
 def load() -> tuple[pa.Table, pa.Table]:
     """Training and validation tables with the string columns text, label (the library) and file.
 
-    The rows are in a fixed random order, with at most TEXTS_PER_LIBRARY texts per label. All texts of a source file are
-    in the same table.
-
-    Raises:
-        UserError: one of the libraries is not installed.
+    The rows are in a fixed random order, with at most 2,000 texts per label. All texts of a source file are in the same
+    table.
     """
-    table = libraries.cached_table("docstrings", gather)
-    seen: Counter[str] = Counter()
-    kept = []
-    for label in table["label"].to_pylist():
-        seen[label] += 1
-        kept.append(seen[label] <= TEXTS_PER_LIBRARY)
-    return libraries.in_splits(table.filter(kept))
+    table = read("texts")
+    return in_splits(table.filter(table["labeled"]).drop_columns(["labeled"]))
 
 
 def documents() -> pa.Table:
-    """All texts, without the limit per library: the columns text, file and split ("train" or "validation")."""
-    return libraries.cached_table("docstrings", gather).drop_columns(["label"])
-
-
-def gather(roots: Mapping[str, Path]) -> pa.Table:
-    """The docstrings in each library's source folder: columns text, label, file and split, in a fixed random order.
-
-    Texts that differ only in white space are duplicates: one of them is kept, or none if two libraries contain it.
-    """
-    found: dict[str, tuple[str, str]] = {}  # text with single spaces: (text, file)
-    ambiguous = set()
-    for file, texts in libraries.parsed(roots, docstrings, libraries.FILES_PER_LIBRARY):
-        for text in texts:
-            key = " ".join(text.split())
-            if len(key) >= MIN_CHARACTERS and _label(found.setdefault(key, (text, file))[1]) != _label(file):
-                ambiguous.add(key)
-
-    # Sorted by a hash of the text, so the first n rows are a random sample for any n; `load` relies on this.
-    keys = sorted(found.keys() - ambiguous, key=lambda key: (libraries.uniform_hash("order", key), key))
-    texts, files = ([found[key][i] for key in keys] for i in range(2))
-    splits = [libraries.split_of(file) for file in files]
-    return pa.table({"text": texts, "label": [_label(file) for file in files], "file": files, "split": splits})
-
-
-def docstrings(source: bytes) -> list[str]:
-    """The cleaned docstrings of a Python file, its classes and functions, in any order; [] if it cannot be parsed."""
-    return [libraries.docstring_of(node) for node in libraries.definitions(source, in_functions=True)]
-
-
-def _label(file: str) -> str:
-    return file.partition("/")[0]
+    """All texts, for masked language modeling: the columns text, file and split ("train" or "validation")."""
+    return read("texts").drop_columns(["label", "labeled"])

@@ -19,11 +19,15 @@ from shared.text import table_texts, tokenized
 from shared.text.tokenized import Padding, tokenize, train_tokenizer
 
 
+@pytest.fixture(autouse=True)
+def always_mapped(monkeypatch, own_cache):
+    """Tables of any size are memory-mapped."""
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+
+
 @pytest.fixture
 def large(monkeypatch, tmp_path):
-    """A memory-mapped table of 50 texts, and its cache."""
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    """A table of 50 texts in small blocks."""
     monkeypatch.setattr(readers, "BLOCK_BYTES", 256)
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(50)))
@@ -57,12 +61,10 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
 
 def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
     """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB, until the first steps."""
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 13)
-    monkeypatch.setattr(table_texts, "BATCH_BYTES", 1 << 13)
-    monkeypatch.setattr(splits, "BLOCK", 1 << 7)
-    monkeypatch.setattr(splits, "SORTED", 1 << 7)
+    for module, name in ((readers, "BLOCK_BYTES"), (table_texts, "BATCH_BYTES")):
+        monkeypatch.setattr(module, name, 1 << 13)
+    for name in ("BLOCK", "SORTED"):
+        monkeypatch.setattr(splits, name, 1 << 7)
     tokenizer = train_tokenizer(pa.table({"text": ["one two"]}), ["text"], "wordpiece", 300, 16)
     tokenize(pa.table({"text": ["one two"]}), ["text"], tokenizer, 16)  # imports
 

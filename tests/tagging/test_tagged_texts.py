@@ -6,11 +6,16 @@ import re
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from runs import refusal
+from large_data import in_both_ways
 
+from shared.datasets import arrow_files, readers
+from shared.datasets import rows as rows_module
 from shared.errors import UserError
 from shared.tagging.tagged_texts import read_files, tagged
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 300, (rows_module, "BLOCK_ROWS"): 23}
 SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
 TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]
 
@@ -59,43 +64,38 @@ def test_spans_become_iob2_tags_of_words(tmp_path, capsys):
     assert "1 spans in the column spans begin or end inside a word" in capsys.readouterr().err
 
 
+GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
+
+
+def spans(*places):
+    """A text with spans at these characters."""
+    return {"tokens": "hello world", "tags": [{"start": start, "end": end, "label": "X"} for start, end in places]}
+
+
 @pytest.mark.parametrize(
-    ("spans", "expected"),
+    ("good", "bad", "expected"),
     [
-        ([(0, 50)], "row 1 of .* that lies outside its text of 11 characters"),
-        ([(3, 3)], "lies outside"),
-        ([(5, 6)], "contains no word"),
-        ([(0, 5), (3, 11)], "shares a word with another span"),
+        (GOOD, {"tokens": ["a"], "tags": []}, "row 31 of .* has 1 words in tokens and 0 tags in tags: write one tag"),
+        (GOOD, {"tokens": None, "tags": ["O"]}, "row 31 of .* has no value in tokens"),
+        (GOOD, {"tokens": ["a", None], "tags": ["O", "O"]}, "row 31 of .* has an entry without a value in tokens"),
+        (GOOD, {"tokens": ["a"], "tags": [""]}, "row 31 of .* has an entry without a value in tags"),
+        (None, {"tokens": ["a"], "ner_tags": ["O"]}, r"--label_column_name tags: .* \(columns: tokens, ner_tags\)"),
+        (None, {"tokens": ["a"], "tags": "O"}, "--label_column_name tags: .*cast"),
+        (None, {"tokens": 7, "tags": ["O"]}, "--text_column_name tokens: .* contains int64, not lists of words"),
+        (None, {"tokens": "a b", "tags": ["O", "O"]}, "need lists of spans {start, end, label}"),
+        (None, {"tokens": ["a"], "tags": [{"start": 0}]}, "lists of words need lists of tags"),
+        (None, {"tokens": [" "], "tags": ["O"]}, "has no words in tokens"),
+        (spans((0, 5)), spans((0, 50)), "row 31 of .* that lies outside its text of 11 characters"),
+        (spans((0, 5)), spans((3, 3)), "row 31 of .* that lies outside"),
+        (spans((0, 5)), spans((5, 6)), "row 31 of .* that contains no word"),
+        (spans((0, 5)), spans((0, 5), (3, 11)), "row 31 of .* that shares a word with another span"),
     ],
 )
-def test_a_span_that_does_not_fit_is_refused(tmp_path, spans, expected):
-    rows = [{"text": "hello world", "spans": [{"start": s, "end": e, "label": "X"} for s, e in spans]}] * 2
-    with pytest.raises(UserError, match=expected):
-        tagged(write(tmp_path, rows), "text", "spans")
-
-
-GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
-BAD = {
-    "lengths": (
-        [GOOD, {"tokens": ["a"], "tags": []}],
-        "row 2 of .* has 1 words in tokens and 0 tags in tags: write one",
-    ),
-    "column": ([{"tokens": ["a"], "ner_tags": ["O"]}], r"--label_column_name tags: .* \(columns: tokens, ner_tags\)"),
-    "type": ([{"tokens": ["a"], "tags": "O"}], "--label_column_name tags: .*cast"),
-    "words": ([{"tokens": 7, "tags": ["O"]}], "--text_column_name tokens: .* contains int64, not lists of words"),
-    "text": ([{"tokens": "a b", "tags": ["O", "O"]}], "need lists of spans {start, end, label}"),
-    "spans": ([{"tokens": ["a"], "tags": [{"start": 0}]}], "lists of words need lists of tags"),
-    "missing": ([GOOD, {"tokens": None, "tags": ["O"]}], "row 2 of .* has no value in tokens"),
-    "empty": ([{"tokens": [], "tags": []}, {"tokens": [" "], "tags": ["O"]}], "has no words in tokens"),
-    "gap": ([GOOD, {"tokens": ["a", None], "tags": ["O", "O"]}], "row 2 of .* has an entry without a value in tokens"),
-    "no tag": ([GOOD, {"tokens": ["a"], "tags": [""]}], "row 2 of .* has an entry without a value in tags"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_rows_and_columns_are_refused_in_one_line(tmp_path, name):
-    rows, expected = BAD[name]
-    assert re.search(expected, refusal(tagged, write(tmp_path, rows * 2), "tokens", "tags"))
+def test_bad_rows_and_columns_are_refused_in_one_line_also_of_large_texts(tmp_path, good, bad, expected):
+    rows = [good] * 30 * (good is not None) + [bad] * 2
+    small, large = in_both_ways(lambda: tagged(write(tmp_path, rows), "tokens", "tags"), LARGE)
+    assert small == large
+    assert re.search(expected, small)
 
 
 def test_rows_without_words_are_skipped_with_a_message_and_rows_keep_their_numbers(tmp_path, capsys):

@@ -9,6 +9,7 @@ from seqeval import metrics as seqeval
 from seqeval.metrics.sequence_labeling import get_entities
 
 from shared.errors import UserError
+from shared.tagging import tags as tags_module
 from shared.tagging.tags import SCORES, TAGS, Tags, begins_of, sizes_of, tagging_scores
 
 SCHEMES = {
@@ -78,22 +79,26 @@ def test_bilou_tags_mean_the_same_as_bioes_tags(texts):
     assert all(np.array_equal(one, another) for one, another in both)
 
 
-def test_a_word_with_a_plain_tag_is_an_entity_unless_the_tag_is_o():
-    tags = Tags(("NOUN", "O", "VERB"))
+@pytest.mark.parametrize(
+    ("names", "true", "predicted", "scores"),
+    [
+        ("NOUN O VERB", "NOUN NOUN O VERB", [0, 2, 0, 2], (4 / 7, 1 / 2, 2 / 3, 1 / 2)),
+        ("NOUN VERB", "NOUN VERB", [0, -1], (2 / 3, 1, 1 / 2, 1 / 2)),  # nothing was predicted for the second word
+    ],
+)
+def test_a_word_with_a_plain_tag_is_an_entity_unless_the_tag_is_o(names, true, predicted, scores):
+    tags = Tags(tuple(names.split()))
     assert tags.plain
-    numbers, begins = arguments(tags, ["NOUN", "NOUN", "O"], ["VERB"])
-    assert tags.entities(numbers, begins).first.tolist() == [0, 1, 3]
-    guessed, _ = arguments(tags, ["NOUN", "VERB", "NOUN"], ["VERB"])
-    scores = tagging_scores(tags, guessed, numbers, begins)
-    assert scores == {"f1": pytest.approx(4 / 7), "precision": 0.5, "recall": pytest.approx(2 / 3), "accuracy": 0.5}
+    assert (tags.outside == -1) == ("O" not in names.split())
+    found = tagging_scores(tags, np.array(predicted), *arguments(tags, true.split()))
+    assert tuple(found.values()) == pytest.approx(scores)
 
 
-def test_a_word_that_no_tag_was_predicted_for_is_wrong_where_no_tag_is_o():
-    tags = Tags(("NOUN", "VERB"))
-    numbers, begins = arguments(tags, ["NOUN", "VERB"])
-    assert tags.outside == -1
-    scores = tagging_scores(tags, np.array([0, tags.outside]), numbers, begins)
-    assert scores == {"f1": pytest.approx(2 / 3), "precision": 1.0, "recall": 0.5, "accuracy": 0.5}
+def test_a_tag_that_training_lacks_is_refused_with_its_row(monkeypatch):
+    monkeypatch.setattr(tags_module, "BATCH_TEXTS", 2)
+    expected = r"row 4 of the data has the tag I-Z, .* \(known: O, B-X\)"
+    with pytest.raises(UserError, match=expected):
+        Tags(("O", "B-X")).encode(table(["O"], ["O"], ["O"], ["B-X", "I-Z"]))
 
 
 @pytest.mark.parametrize(

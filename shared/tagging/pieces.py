@@ -34,16 +34,11 @@ class WordPieces:
     A word without pieces (such as a zero-width space) has no entry in `firsts` and `words`.
     """
 
-    pieces: NDArray[np.uint32]
-    """[pieces] token ids."""
-    offsets: Ints
-    """[texts + 1] where each text begins in `pieces`, and the end of `pieces`."""
-    firsts: Ints
-    """[words with pieces] the place of the first piece of each word in `pieces`."""
-    words: Ints
-    """[words with pieces] the number of each word among all words of the table."""
-    begins: NDArray[np.bool_]
-    """[words] whether a word is the first of its text; of all words of the table."""
+    pieces: NDArray[np.uint32]  # [pieces] token ids
+    offsets: Ints  # [texts + 1] where each text begins in `pieces`, and the end of `pieces`
+    firsts: Ints  # [words with pieces] the place of the first piece of each word in `pieces`
+    words: Ints  # [words with pieces] the number of each word among all words of the table
+    begins: NDArray[np.bool_]  # [words] whether a word is the first of its text; of all words of the table
 
 
 def as_texts(table: pa.Table) -> pa.Table:
@@ -88,8 +83,7 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
 def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPieces:
     """The pieces of the words of a table; "[MASK]" in a text is cut as text.
 
-    All processes that call this divide the texts (see `Division`). The cache is keyed by words and tokenizer. The
-    number of words without pieces is printed.
+    All processes that call this divide the texts: see `Division`. The number of words without pieces is printed.
 
     Args:
         table: has the column of words.

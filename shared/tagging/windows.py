@@ -73,10 +73,6 @@ class TaggedWords(Dataset):
     lengths [windows], indices of the first pieces of the windows' own words [n], tags of these words [n]). Each word
     belongs to one window, so it counts once in training and in evaluation.
 
-    Attributes:
-        windows: of the texts; each of the words that have pieces belongs to one of them.
-        lengths: int32 [windows], the tokens of each window, with special tokens.
-
     Args:
         pieces: the pieces of all texts.
         tags: int64 [words] the tag of each word of the table, also of those without pieces.
@@ -101,7 +97,7 @@ class TaggedWords(Dataset):
                 f"tokens, not more than --stride {stride}: increase it, or lower --stride"
             )
         self.windows = windows_of(pieces.offsets, pieces.firsts, room, stride)
-        self.lengths = shared_array(lambda: [self.windows.sizes + special], np.int32)
+        self.lengths = shared_array(lambda: [self.windows.sizes + special], np.int32)  # [windows] tokens of each
         self.num_words = self.windows.num_words  # int64 [windows]: own words, which have a share in the loss
 
     def __len__(self) -> int:

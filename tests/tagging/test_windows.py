@@ -82,15 +82,8 @@ def test_a_micro_batch_has_the_tokens_of_its_windows_and_the_tags_of_their_own_w
     assert tokens.tolist() == expected_tokens
     assert list(zip(places, tags, strict=True)) == expected
     assert train[samples[0]].tolist() == tokens[: lengths[0]].tolist()
-
-
-@settings(max_examples=50)
-@given(pieces_of_words=texts())
-def test_words_without_pieces_get_the_tag_outside(pieces_of_words):
-    train = dataset(pieces_of_words, 5, 2)
-    sizes = np.array([size for text in pieces_of_words for size in text])
     found = train.tags_of_all(np.full(int(train.num_words.sum()), 7), -1)
-    assert found.tolist() == np.where(sizes > 0, 7, -1).tolist()
+    assert found.tolist() == [7 if size else -1 for text in pieces_of_words for size in text]
 
 
 def test_the_digest_changes_with_the_words_the_tags_and_the_windows():

@@ -128,18 +128,11 @@ def test_blocks_hold_each_line_once(tmp_path_factory, words, mark, ends, size):
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
 def test_every_kind_of_file_has_its_documents(small_blocks, tmp_path, kind):
-    """tests/datasets/test_files.py has the other kinds, and compressed files."""
+    """test_files.py has the other kinds, and compressed files."""
     documents = read([write(tmp_path, f"a.{kind}")])
     assert documents.texts.to_pylist() == TEXTS
     blocks = [[*documents.batches(range(start, min(start + 7, 60)))] for start in range(0, 60, 7)]
     assert [text for block in blocks for batch in block for text in batch] == TEXTS, "also some of them"
-
-
-def test_a_table_in_memory_has_the_digest_of_its_texts():
-    texts = pa.chunked_array([TEXTS[start : start + 7] for start in range(0, len(TEXTS), 7)])
-    one, again = pa.table({"text": texts}), pa.table({"text": TEXTS, "other": TEXTS})
-    assert of_table(one, "text").content == of_table(again, "text").content
-    assert of_table(one, "text").content != of_table(one.slice(1), "text").content
 
 
 def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
-from shared.datasets.rows import content_of, with_labels
+from shared.datasets.rows import with_labels
 from shared.datasets.tables import hold_out, read_file
 from shared.losses import losses
 from shared.plan.batches import Plan
@@ -46,6 +46,9 @@ def prepared(path):
 def test_a_second_start_reads_no_row(large, monkeypatch):
     first = prepared(large)
     digests = [part.digest() for part in first]
+    make, arguments = first[0].__reduce__()
+    assert arguments[1].name == "targets.npy", "a worker process gets the file of the targets"
+    assert make(*arguments).targets.tolist() == first[0].targets.tolist()
     for module, name in (
         *((arrow_files, "_write"), (label_cells, "keys_of"), (rows, "reading_of")),
         *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
@@ -91,24 +94,6 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
 
     few, many = peak_of(500), peak_of(2000)
     assert many < few + (1 << 18), "the further rows have 1.5 MB"
-
-
-def test_tokens_and_digests_do_not_depend_on_where_the_table_is(large, monkeypatch):
-    mapped = prepared(large)
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", 1 << 24)
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(large.parent / "other"))
-    in_memory = prepared(large)
-    assert content_of(read_file(str(large), "--train_file")) is None
-    for one, other in zip(mapped, in_memory, strict=True):
-        assert one.folder != other.folder
-        assert one.digest() == other.digest()
-
-
-def test_a_worker_process_gets_the_file_of_the_targets(large):
-    data = prepared(large)[0]
-    make, arguments = data.__reduce__()
-    assert arguments[1].name == "targets.npy"
-    assert make(*arguments).targets.tolist() == data.targets.tolist()
 
 
 def test_long_texts_are_tokenized_few_at_a_time(monkeypatch):

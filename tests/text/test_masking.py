@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import UserError
-from shared.text.masking import Masking, _byte_symbols, masking_for
+from shared.text.masking import Masking, masking_for
 
 MASK, VOCABULARY = 1, 500
 ORDINARY = np.arange(5, VOCABULARY)
@@ -129,19 +129,6 @@ def test_tokens_that_continue_a_word_are_found_for_each_kind_of_tokenizer(tokens
     assert [token for i, token in enumerate(tokens) if masker.continues_word[5 + i]] == continuing
     assert masker.random_tokens.tolist() == list(range(5, 5 + len(tokens)))
     assert masker.mask_token == 1
-
-
-def test_a_word_of_single_bytes_is_one_word():
-    symbols = {byte: symbol for symbol, byte in _byte_symbols().items()}
-    masker = masking_for(tokenizer([*symbols.values(), "Ġa"]), 0.3, whole_words=True)
-    places = {byte: 5 + i for i, byte in enumerate(symbols)}
-    words: list[bytes] = []
-    for byte in "naïve — Žižek, 中文 déjà".encode():
-        if words and masker.continues_word[places[byte]]:
-            words[-1] += bytes([byte])
-        else:
-            words.append(bytes([byte]))
-    assert [word.decode() for word in words] == ["naïve", " ", "—", " Žižek", ",", " 中文", " déjà"]
 
 
 def test_whole_words_of_unknown_ends_and_a_tokenizer_without_a_mask_token_are_refused():

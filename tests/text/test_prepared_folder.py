@@ -21,9 +21,8 @@ from shared.plan.loading import Loader, feed
 from shared.text import prepared_folder, remote_tokens
 from shared.text.documents import of_files
 from shared.text.masking import masking_for
-from shared.text.pieces import Selection
 from shared.text.prepared_folder import open_prepared, write_prepared
-from shared.text.token_files import MaskedDocuments, tokenize_documents
+from shared.text.token_files import MaskedDocuments, Selection, tokenize_documents
 
 TEXTS = [" ".join(WORDS[i * k % 8] for k in range(1 + i % 23)) for i in range(400)]
 LENGTH = 10  # tokens of a piece
@@ -127,8 +126,6 @@ def test_samples_are_the_same_with_any_cache_and_the_cache_is_bounded(file, fold
     blocks = sum(-(-path.stat().st_size // BLOCK) for path in folder.glob("*/tokens.npy"))
     assert cache.stat().st_size == BLOCK * max(1, min(blocks, int(share * size) // BLOCK))
     assert (requests == blocks // 2 - HEADER) == (share > 1), "with room for all, each block is requested once"
-    for piece in (0, len(local) - 1):
-        assert remote[piece].tolist() == local[piece].tolist()
 
 
 def test_a_second_start_reads_the_blocks_from_the_cache_and_repairs_it(file, folder):
@@ -161,6 +158,7 @@ def test_the_loader_reads_ahead_with_and_without_workers(file, folder, num_worke
     with RangeServer(folder) as server:
         data = masked(opened(server.url).corpora[0])
         assert data[2].tolist() == masked(file)[2].tolist()  # starts the threads
+        data = data if num_workers else pickle.loads(pickle.dumps(data))
         for one, other in zip(read(data, num_workers), read(masked(file)), strict=True):
             assert same(one, other)
 
@@ -172,17 +170,7 @@ def test_requests_for_coming_samples_begin_before_the_first_one_is_used(file, fo
         schedule = [m for step in range(20) for m in plan.micro_batches(step)]
         batches = feed(schedule, data, lambda rows: rows, torch.device("cpu"))
         next(batches)
-        begun = {*data.tokens._begun}
-        assert len(begun) > 100
-        for _ in batches:
-            assert {*data.tokens._begun} == begun, "all samples fit into the window"
-
-
-def test_a_pickled_corpus_is_read_elsewhere(file, folder):
-    with RangeServer(folder) as server:
-        data = masked(opened(server.url).corpora[1])
-        expected = data[0].tolist()
-        assert pickle.loads(pickle.dumps(data))[0].tolist() == expected == masked(file)[0].tolist()
+        assert len(data.tokens._begun) > 100
 
 
 # Writing

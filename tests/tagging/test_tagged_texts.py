@@ -17,7 +17,6 @@ from shared.tagging.tagged_texts import read_files, tagged
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 300, (rows_module, "BLOCK_ROWS"): 23}
-NAMES = ("tokens", "tags")  # of the columns of a CoNLL file
 SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
 TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]
 
@@ -42,9 +41,9 @@ def test_json_lines_parquet_conll_and_class_labels_give_the_same_table_also_of_l
     pyarrow.parquet.write_table(pa.concat_tables([labeled] * 20), tmp_path / "a.parquet", row_group_size=9)
 
     def read():
-        files = (read_files([f"{tmp_path}/a.{kind}"], "--train_file") for kind in ("parquet", "conll"))
-        tables = (write(tmp_path, rows * 20), "words", "ner"), (next(files), "words", "ner"), (next(files), *NAMES)
-        return [columns(tagged(*given)) for given in tables]
+        parquet, conll = (read_files([f"{tmp_path}/a.{kind}"], "--train_file") for kind in ("parquet", "conll"))
+        tables = [tagged(table, "words", "ner") for table in (write(tmp_path, rows * 20), parquet)]
+        return [columns(table) for table in (*tables, tagged(conll, "tokens", "tags"))]
 
     small, large = in_both_ways(read, LARGE)
     assert small == large == [(SENTENCES * 20, TAGS * 20)] * 3

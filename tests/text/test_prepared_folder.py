@@ -171,6 +171,7 @@ def test_requests_for_coming_samples_begin_before_the_first_one_is_used(file, fo
         batches = feed(schedule, data, lambda rows: rows, torch.device("cpu"))
         next(batches)
         assert len(data.tokens._begun) > 100
+        assert len([*batches]) == len(schedule) - 1
 
 
 # Writing

@@ -200,8 +200,7 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     """Random documents of --max_length tokens, for training and for validation, and a tokenizer for them."""
     from shared.pretrained.tokenizers import special_tokens_around
     from shared.text.masking import masking_for
-    from shared.text.pieces import Selection
-    from shared.text.token_files import Corpus, MaskedDocuments
+    from shared.text.token_files import Corpus, MaskedDocuments, Selection
 
     tokenizer = word_tokenizer(config.vocab_size)
     folder, around = Path(config.output_dir).parent / "random", special_tokens_around(tokenizer)

@@ -4,9 +4,6 @@ An adapted linear layer W computes W x + alpha / rank * B A x, with A [rank, in]
 arXiv:2106.09685). Only A, B and the head of a classifier are trained. B begins with zeros, so the first step computes
 the pretrained model. The defaults follow Biderman et al. (arXiv:2405.09673), who recommend adapters in all linear
 layers, alpha twice the rank, and a learning rate as high as training is stable.
-
-PEFT puts its layers into the model and leaves the model's class as it is. Therefore packing, the short last layer and
-everything else that works on a model of transformers also works on an adapted one.
 """
 
 import json

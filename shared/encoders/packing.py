@@ -87,35 +87,6 @@ class OnePerRow(Padding):
         return batch | {"masked": where[torch.from_numpy(masked)], "labels": torch.from_numpy(labels)}
 
 
-def pack_or_pad(
-    model: Any,
-    data: Any,
-    tokenizer: Any,
-    accelerator: Any,
-    config: Any,
-    packed: type[Packing] = Packing,
-    padded: type[Padding] = OnePerRow,
-    exact: Callable[[Any], bool] | None = None,
-) -> tuple[Any, str]:
-    """The collate function for the texts of `data` according to --packing, and a description of it for the user.
-
-    If packed texts would attend to each other in this model, each has its own row, with padding.
-
-    Args:
-        packed, padded: make batches.
-        exact: whether the model can be packed; None: see `packing_is_exact`.
-
-    Raises:
-        UserError: see `pad_rows`.
-    """
-    if config.packing and (exact or packing_is_exact)(model):
-        precision = config.activation_dtype or config.mixed_precision
-        return packed.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
-    collate, padding = pad_rows(model, data, tokenizer, config, padded)
-    why = f", because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
-    return collate, f"one text per row{why}{padding}"
-
-
 def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
     """Whether documents have the same outputs when `packing` packs them as each one alone.
 
@@ -145,6 +116,35 @@ def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
         for row, expected in zip(found, document, strict=True)
     )
     return all(row.shape == expected.shape and same(row, expected) for row, expected in pairs)
+
+
+def pack_or_pad(
+    model: Any,
+    data: Any,
+    tokenizer: Any,
+    accelerator: Any,
+    config: Any,
+    packed: type[Packing] = Packing,
+    padded: type[Padding] = OnePerRow,
+    exact: Callable[[Any], bool] = packing_is_exact,
+) -> tuple[Any, str]:
+    """The collate function for the texts of `data` according to --packing, and a description of it for the user.
+
+    If packed texts would attend to each other in this model, each has its own row, with padding.
+
+    Args:
+        packed, padded: make batches.
+        exact: whether the model can be packed.
+
+    Raises:
+        UserError: see `pad_rows`.
+    """
+    if config.packing and exact(model):
+        precision = config.activation_dtype or config.mixed_precision
+        return packed.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
+    collate, padding = pad_rows(model, data, tokenizer, config, padded)
+    why = f", because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
+    return collate, f"one text per row{why}{padding}"
 
 
 def use_packed_attention(model: Any, device: torch.device, precision: str) -> str:

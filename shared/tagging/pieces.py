@@ -34,18 +34,11 @@ class WordPieces:
     A word without pieces (such as a zero-width space) has no entry in `firsts` and `words`.
     """
 
-    pieces: NDArray[np.uint32]
-    """[pieces] token ids."""
-    offsets: Ints
-    """[texts + 1] where each text begins in `pieces`, and the end of `pieces`."""
-    firsts: Ints
-    """[words with pieces] the place of the first piece of each word in `pieces`."""
-    words: Ints
-    """[words with pieces] the number of each word among all words of the table."""
-    begins: NDArray[np.bool_]
-    """[words] whether a word is the first of its text; of all words of the table."""
-    characters: NDArray[np.int32]
-    """[pieces, 2] where each piece begins and ends in its word: characters from 0; [0, 2] unless requested."""
+    pieces: NDArray[np.uint32]  # [pieces] token ids
+    offsets: Ints  # [texts + 1] where each text begins in `pieces`, and the end of `pieces`
+    firsts: Ints  # [words with pieces] the place of the first piece of each word in `pieces`
+    words: Ints  # [words with pieces] the number of each word among all words of the table
+    begins: NDArray[np.bool_]  # [words] whether a word is the first of its text; of all words of the table
 
 
 def as_texts(table: pa.Table) -> pa.Table:
@@ -87,16 +80,14 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
     return tokenizer
 
 
-def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters: bool = False) -> WordPieces:
+def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPieces:
     """The pieces of the words of a table; "[MASK]" in a text is cut as text.
 
-    All processes that call this divide the texts (see `Division`). The cache is keyed by words and tokenizer. The
-    number of words without pieces is printed. A word may also be a whole text, such as a passage with an answer.
+    All processes that call this divide the texts: see `Division`. The number of words without pieces is printed.
 
     Args:
         table: has the column of words.
         tokenizer: a fast one.
-        characters: whether to keep the place of each piece in its word.
 
     Raises:
         UserError: no word has pieces, or all pieces are unknown.
@@ -115,25 +106,22 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
             pieces = np.concatenate([np.array(each.ids, np.uint32) for each in encodings])
             words = np.concatenate(words_of_texts) + np.repeat(words_before, np.diff(ends, prepend=0))
             firsts = np.flatnonzero(np.diff(words, prepend=-1))
-            spans = [np.array(each.offsets, np.int32).ravel() for each in encodings if characters]
             yield {
                 "pieces": pieces,
                 "offsets": ends,
                 "firsts": firsts,
                 "words": words[firsts],
                 "begins": begins_of(of_texts),
-                "characters": np.concatenate([np.empty(0, np.int32), *spans]),
                 "unknown": np.array([np.count_nonzero(pieces == encoder.unknown)]),
             }
 
     source = source_of(table)
     content = content_of(table) or table[WORDS].to_pylist()  # the words of a memory-mapped table are not read
     parts = parts_of(table.num_rows, SMALLEST_BLOCK)
-    name = f"words-{key_digest(FORMAT, encoder.identity, characters, content)}"
+    name = f"words-{key_digest(FORMAT, encoder.identity, content)}"
     begin = {"offsets": np.zeros(1, np.int64)}
     folder = Division(name, parts, make, f"tokenizing {source}", PLACES, begin).build()
-    arrays = {field.name: read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)}
-    cut = WordPieces(**arrays | {"characters": arrays["characters"].reshape(-1, 2)})
+    cut = WordPieces(*(read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)))
     if not len(cut.pieces):
         raise UserError(f"{source}: the tokenizer gives no word a token: use another model")
     if lost := len(cut.begins) - len(cut.words):

@@ -26,7 +26,7 @@ class Windows:
     num_words: Ints  # the number of its own words, at least 1
 
 
-def cut_into_windows(offsets: Ints, firsts: Ints, room: int | Ints, stride: int) -> Windows:
+def cut_into_windows(offsets: Ints, firsts: Ints, room: int, stride: int) -> Windows:
     """Cut texts into windows of at most `room` pieces.
 
     Consecutive windows of a text share `stride` pieces; the last two share more if necessary, so that the last one is
@@ -36,18 +36,16 @@ def cut_into_windows(offsets: Ints, firsts: Ints, room: int | Ints, stride: int)
 
     Args:
         offsets: [texts + 1] where each text begins in the pieces, and the end of the pieces.
-        firsts: [words] the first piece of each word, ascending. If these are all pieces, each piece is a word.
-        room: the largest number of pieces in a window, or [texts] that of each text, such as beside its question.
+        firsts: [words] the first piece of each word, ascending.
+        room: the largest number of pieces in a window.
         stride: smaller than `room`.
     """
-    sizes = np.diff(offsets)
-    room = np.broadcast_to(room, sizes.shape)
-    step = room - stride
+    sizes, step = np.diff(offsets), room - stride
     count = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - room) // step)), 0)  # windows of each text
     text = np.repeat(np.arange(len(sizes)), count)
     number = ranges(np.zeros_like(count), count)  # of a window in its text
-    begins = np.minimum(number * step[text], np.maximum(sizes - room, 0)[text])  # in the text
-    ends = np.minimum(begins + room[text], sizes[text])
+    begins = np.minimum(number * step, np.maximum(sizes - room, 0)[text])  # in the text
+    ends = np.minimum(begins + room, sizes[text])
     # The words of a window begin from the middle of its overlap with the window before to that with the next one.
     middle = (begins[1:] + ends[:-1] + 1) // 2
     same_text = text[1:] == text[:-1]
@@ -60,12 +58,10 @@ def cut_into_windows(offsets: Ints, firsts: Ints, room: int | Ints, stride: int)
     return Windows(*(array[kept] for array in arrays))
 
 
-def windows_of(offsets: Ints, firsts: Ints, room: int | Ints, stride: int) -> Windows:
+def windows_of(offsets: Ints, firsts: Ints, room: int, stride: int) -> Windows:
     """`cut_into_windows` of many texts, block by block; memory-mapped if there are many windows."""
-    rooms, parts = np.broadcast_to(room, len(offsets) - 1), []
-    for start in range(0, len(rooms), BATCH_TEXTS):
-        end = start + BATCH_TEXTS
-        parts.append(cut_into_windows(offsets[start : end + 1], firsts, rooms[start:end], stride))
+    starts = range(0, len(offsets) - 1, BATCH_TEXTS)
+    parts = [cut_into_windows(offsets[start : start + BATCH_TEXTS + 1], firsts, room, stride) for start in starts]
     columns = ([getattr(part, field.name) for part in parts] for field in fields(Windows))
     return Windows(*(shared_array(column.copy, np.int64) for column in columns))
 
@@ -76,10 +72,6 @@ class TaggedWords(Dataset):
     `read_micro_batch` returns the windows of a micro-batch together: (concatenated tokens [T] with special tokens,
     lengths [windows], indices of the first pieces of the windows' own words [n], tags of these words [n]). Each word
     belongs to one window, so it counts once in training and in evaluation.
-
-    Attributes:
-        windows: of the texts; each of the words that have pieces belongs to one of them.
-        lengths: int32 [windows], the tokens of each window, with special tokens.
 
     Args:
         pieces: the pieces of all texts.
@@ -105,7 +97,7 @@ class TaggedWords(Dataset):
                 f"tokens, not more than --stride {stride}: increase it, or lower --stride"
             )
         self.windows = windows_of(pieces.offsets, pieces.firsts, room, stride)
-        self.lengths = shared_array(lambda: [self.windows.sizes + special], np.int32)
+        self.lengths = shared_array(lambda: [self.windows.sizes + special], np.int32)  # [windows] tokens of each
         self.num_words = self.windows.num_words  # int64 [windows]: own words, which have a share in the loss
 
     def __len__(self) -> int:

@@ -7,9 +7,8 @@ from shared.errors import UserError, say
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.text.documents import first_texts, load_documents
-from shared.text.pieces import Selection
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
-from shared.text.token_files import Corpus, tokenize_documents
+from shared.text.token_files import Corpus, Selection, tokenize_documents
 from shared.text.tokenized import train_tokenizer
 
 if TYPE_CHECKING:

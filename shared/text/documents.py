@@ -1,8 +1,4 @@
-"""Documents for language modeling: a column of text, memory-mapped if it is large, so it may be larger than memory.
-
-Files become Arrow files in the cache, once. Data sets of the Hub and of `save_to_disk` are Arrow files already. The
-default is the embedded docstrings.
-"""
+"""Documents for language modeling: a column of text, memory-mapped if it is large, so it may be larger than memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,21 +49,18 @@ def load_documents(config: DataOptions, text_column_name: str) -> list[Documents
     """
     if config.train_file:
         given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
-        parts = [
-            of_files(names, flag, text_column_name, config.csv_delimiter) for flag, names in given.items() if names
-        ]
-    elif config.dataset_name:
-        parts = [of_table(table, text_column_name) for table in read_dataset(config) if table is not None]
+        columns = text_column_name, config.csv_delimiter
+        return [of_files(names, flag, *columns) for flag, names in given.items() if names]
+    if config.dataset_name:
+        tables = [table for table in read_dataset(config) if table is not None]
     else:
         from shared.demo_data import texts
 
-        everything = texts.documents()
-        tables = {part: everything.filter(pc.equal(everything["split"], part)) for part in ("train", "validation")}
-        parts = [
-            of_table(named(table, f"the embedded docstrings ({part})"), text_column_name)
-            for part, table in tables.items()
-        ]
-    return parts
+        everything, tables = texts.documents(), []
+        for part in ("train", "validation"):
+            table = everything.filter(pc.equal(everything["split"], part))
+            tables.append(named(table, f"the embedded docstrings ({part})"))
+    return [of_table(table, text_column_name) for table in tables]
 
 
 def of_table(table: pa.Table, column_name: str) -> Documents:

@@ -124,24 +124,22 @@ def _continues_word(vocabulary: dict[str, int]) -> NDArray[np.bool_]:
     return found
 
 
+@cache
+def _bytes_of_symbols() -> dict[str, int]:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {symbol: byte for byte, symbol in bytes_to_unicode().items()}
+
+
 def _first_of_bytes(name: str) -> str:
     """The first character of a token of byte-level BPE (Radford et al., "GPT-2"), which writes bytes as symbols.
 
     A token may begin or end inside a character. If it begins inside one, it continues the previous token, so a letter
     is returned. If it ends inside its first character, the first character with this beginning is returned.
     """
-    symbols = _byte_symbols()
-    begun = bytes(symbols.get(symbol, 0) for symbol in name[:4])
+    begun = bytes(_bytes_of_symbols().get(symbol, 0) for symbol in name[:4])
     if begun and 0x80 <= begun[0] < 0xC0:
         return "a"
     ends = (b"\x80\x80\x80", b"\x90\x80\x80", b"\xa0\x80\x80")  # smallest continuations; the first byte decides
     possible = [(begun + end).decode(errors="replace")[0] for end in ends] if begun else []
     return next((character for character in possible if character != "\N{REPLACEMENT CHARACTER}"), "")
-
-
-@cache
-def _byte_symbols() -> dict[str, int]:
-    """{symbol: byte}: visible Latin-1 characters represent themselves; the symbols of other bytes start at 256."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}

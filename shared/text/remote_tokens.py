@@ -5,8 +5,7 @@ The files of tokens are cut into blocks of equal size, and a block is one reques
 The cache is a file of a fixed size, which the processes of a machine share. Block b belongs into slot b modulo the
 number of slots. Whatever a process reads from a slot is compared with the digest of the block. Therefore the cache has
 neither a list of its blocks nor a lock: if the slot is empty, damaged, half-written or has another block, the digest
-differs, and the block is read from the URL. To replace the least recently used block would be no better, because
-samples are read in random order.
+differs, and the block is read from the URL.
 """
 
 import os

@@ -5,8 +5,8 @@ files are read, so the same files work for every --max_length.
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
-from shared.cache.prepared import Arrays, key_digest, ranges, read_array, text_once
+from shared.cache.prepared import Arrays, arrays_writer, build_once, key_digest, ranges, read_array, text_once
+from shared.datasets.splits import hash_limit
+from shared.datasets.tables import SUBSET, limit
 from shared.errors import UserError, say
+from shared.plan.draws import Ints, hash64
 from shared.pretrained.tokenizers import check_unknown
 from shared.text.documents import BLOCK_ROWS, Documents
 from shared.text.encoder import Encoder
 from shared.text.masking import Masking
-from shared.text.pieces import Selection, cut_into_pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from shared.text.remote_tokens import RemoteTokens
 
 DIGESTED = 1 << 20  # lengths of documents that are digested at once
-
-Ints = NDArray[np.int64]
+FORMAT = 3  # part of the names of pieces in the cache: increase it when the files for the same input change
+BLOCK_PIECES = 1 << 18  # about so many pieces are cut at once
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,7 @@ class Corpus:
 def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase") -> Corpus:
     """The tokens of the documents, without special tokens; "[MASK]" in a text is tokenized as text.
 
-    All processes that call this divide the work, also those of other machines with the same cache folder: see
-    `division.py`. This needs as much memory as some hundred documents. The cache is keyed by the content. Documents
-    without tokens are skipped, with a message.
+    All processes that call this divide the work: see `Division`. Documents without tokens are skipped, with a message.
 
     Raises:
         UserError: the documents have no tokens, all tokens are unknown, or the tokenizer is not a fast one.
@@ -104,6 +104,78 @@ def _digest(folder: Path) -> str:
     return content.hexdigest()
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which documents of a corpus are used: a function of these settings and of the number of documents alone.
+
+    The held-out documents are those with the smallest hashes of (seed, document).
+    """
+
+    seed: int = 0
+    held: int = 0  # how many documents are held out
+    inside: bool = False  # whether these are used, or the others
+    most: int | None = None  # how many of them are used; None: all
+
+    def limited(self, documents: int, most: int | None, flag: str) -> "Selection":
+        """At most `most` of the used documents out of `documents`; `flag` is the one that `most` comes from."""
+        return replace(self, most=limit(self.held if self.inside else documents - self.held, most, flag))
+
+    def numbers(self, documents: int, blocks: Iterable[tuple[int, int]]) -> Iterator[Ints]:
+        """Yield the ascending numbers of the used documents in each block (first, end) of all `documents`, in order."""
+        rows = self.held if self.inside else documents - self.held
+        largest_held = hash_limit(documents, self.held, self.seed) if self.held else None
+        largest = None if self.most is None else hash_limit(rows, self.most, self.seed, SUBSET)
+        first_row = 0  # of a block, counting the documents before it that `inside` leaves
+        for first, end in blocks:
+            found = np.arange(first, end)
+            if largest_held is not None:
+                found = found[(hash64(self.seed, found.astype(np.uint64)) <= largest_held) == self.inside]
+            row = np.arange(first_row, first_row + len(found), dtype=np.uint64)
+            first_row += len(found)
+            yield found if largest is None else found[hash64(self.seed, SUBSET, row) <= largest]
+
+
+def cut_into_pieces(file: Corpus, selection: Selection, room: int, special: int, masking: Masking) -> Path:
+    """The folder of the pieces of the selected documents: each has at most `room` tokens of a document.
+
+    The first process of a machine writes them, block by block; the others wait and read. These are memory-mapped arrays
+    [pieces]: starts (int64, where each begins in the tokens of the file), lengths (int32, with `special` special
+    tokens), and masked (int32, its masked tokens). facts has the number of the longest piece and the sum of lengths.
+    """
+    offsets = file.offsets
+
+    def build(folder: Path) -> None:
+        with arrays_writer(folder, {}) as append:
+            for documents in selection.numbers(len(offsets) - 1, _blocks(offsets, room)):
+                starts, sizes = _cut(offsets, documents, room)
+                counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
+                append({"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()})
+        lengths = read_array(folder / "lengths.npy")
+        np.save(folder / "facts.npy", [lengths.argmax() if len(lengths) else 0, lengths.sum(dtype=np.int64)])
+
+    key = (FORMAT, file.digest, len(offsets), int(offsets[-1]), selection, room, special, masking.probability)
+    return build_once(f"pieces-{key_digest(*key)}", build)
+
+
+def _blocks(offsets: Ints, room: int) -> Iterator[tuple[int, int]]:
+    """Yield the first document of each block and the first one after it: about BLOCK_PIECES pieces, or one document."""
+    first, documents = 0, len(offsets) - 1
+    while first < documents:
+        within = int(np.searchsorted(offsets, offsets[first] + BLOCK_PIECES * room, side="right")) - 1
+        last = min(max(within, first + 1), first + BLOCK_PIECES, documents)
+        yield first, last
+        first = last
+
+
+def _cut(offsets: Ints, documents: Ints, room: int) -> tuple[Ints, Ints]:
+    """Where the pieces of documents begin, and how many tokens each has, without special tokens."""
+    begins, sizes = offsets[documents], offsets[documents + 1] - offsets[documents]
+    pieces = -(-sizes // room)
+    number = ranges(np.zeros_like(pieces), pieces)  # of a piece in its document
+    starts = np.repeat(begins, pieces) + number * room
+    return starts, np.minimum(np.repeat(sizes, pieces) - number * room, room)
+
+
 class MaskedDocuments(Dataset):
     """Pieces of documents with masked tokens.
 
@@ -142,11 +214,11 @@ class MaskedDocuments(Dataset):
             raise UserError(
                 f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it"
             )
-        pieces = cut_into_pieces(file.digest, file.offsets, documents, max_length, special, masking)
-        self.tokens, self.starts = file.tokens, pieces.starts
+        folder, arrays = cut_into_pieces(file, documents, room, special, masking), ("starts", "lengths", "masked")
+        self.starts, self.lengths, self.masked = (read_array(folder / f"{name}.npy") for name in arrays)
+        self.longest, self.num_tokens = read_array(folder / "facts.npy").tolist()
+        self.tokens = file.tokens
         self.samples_ahead = file.remote.samples_ahead if file.remote else 0  # for the loader: when to `prefetch`
-        self.lengths, self.masked = pieces.lengths, pieces.masked  # int32 [N], memory-mapped: see `Pieces`
-        self.longest, self.num_tokens = pieces.longest, pieces.total
 
     def __len__(self) -> int:
         return len(self.lengths)

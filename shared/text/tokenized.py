@@ -20,14 +20,7 @@ from shared.datasets.rows import source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
 from shared.text.encoder import Encoder
-from shared.text.table_texts import (
-    batches_of,
-    columns_in_batches,
-    digest_of,
-    empty_rows,
-    refuse_empty,
-    texts_of,
-)
+from shared.text.table_texts import batches_of, columns_in_batches, digest_of, empty_rows, refuse_empty, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -41,7 +34,6 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-
 
 Item = tuple[np.ndarray, np.ndarray | None, Any]  # one row: input_ids [n], token_type_ids [n], target
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]  # lengths [rows], tokens, types, targets
@@ -158,8 +150,7 @@ def tokenize(
 ) -> TokenizedText:
     """The tokens of one text column, or of the text pairs in two columns, truncated to `max_length` by the tokenizer.
 
-    The texts of one column may get a prompt before them. All processes that call this divide the rows (see
-    `division.py`). The cache is keyed by texts, prompt, tokenizer and `max_length`.
+    The texts of one column may get a prompt before them. All processes that call this divide the rows: see `Division`.
 
     Raises:
         UserError: a column does not exist or is not text, a row has no text or no tokens, all words are unknown, or
@@ -209,8 +200,7 @@ def train_tokenizer(
     """A tokenizer for single texts and pairs, trained on the texts of a table: the same on every machine.
 
     It is case-sensitive, because case distinguishes code and names from prose. WordPiece can encode words of the
-    characters in the training texts; BPE works on bytes and can encode any text. It is trained once per machine and
-    cached by content.
+    characters in the training texts; BPE works on bytes and can encode any text.
 
     Raises:
         UserError: a column does not exist or is not text, a row has no text, or single characters alone fill

@@ -57,7 +57,6 @@ def masked_lm(model, settings):
         ("ModernBERT", True, CLASSIFIER, classifier),
         ("BERT", True, MASKED_LM, masked_lm),
         ("ModernBERT", True, MASKED_LM, masked_lm),
-        pytest.param("DistilBERT", False, CLASSIFIER, classifier, marks=DOCS),
         pytest.param("DistilBERT", True, CLASSIFIER, classifier, marks=DOCS),
         pytest.param("BERT", True, CLASSIFIER, classifier, marks=DOCS),
     ],

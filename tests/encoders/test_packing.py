@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import runs
 import torch
 from families import CPU, MASKED_LM, small
 from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
@@ -16,15 +17,7 @@ from torch.nn import functional as F
 
 from shared.encoders import packing
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import (
-    OnePerRow,
-    Packing,
-    groups_of_similar_length,
-    pack_or_pad,
-    packing_is_exact,
-    padded_attention,
-    use_packed_attention,
-)
+from shared.encoders.packing import OnePerRow, Packing, pack_or_pad, packing_is_exact, use_packed_attention
 from shared.speed.first_token import Documents
 
 KINDS = ("bert", "roberta", "modernbert")
@@ -55,52 +48,32 @@ def alone(model, tokens, lengths):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [[60, 37, 37, 12, 3, 1], [20, 20, 20], [60]])
-def test_packed_logits_equal_those_of_single_documents(kind, lengths):
-    model = tiny(kind)
-    tokens, lengths, _, _ = read(lengths)
-    with torch.no_grad():
-        expected = alone(model, tokens, lengths)
-        batch = Packing.for_model(model.config)((tokens, lengths, np.arange(len(tokens)), tokens))
-        leaking = model(batch["input_ids"], position_ids=batch["position_ids"]).logits[0]
-        predict_only_masked(model)
-        assert "packed" in use_packed_attention(model, CPU, "no")
-        assert model.config._attn_implementation == "packed_padded"
-        batch.pop("labels")
-        packed = model(**batch).logits
-    assert batch["input_ids"].shape == (1, sum(lengths)), "every token that is computed is a real one"
-    assert (packed - expected).abs().max() < 1e-5
-    assert expected.std() > 0.1
-    if kind == "modernbert" and max(lengths) > 16:
-        assert set(model.config.layer_types) == {"full_attention", "sliding_attention"}
+def test_packed_and_padded_documents_have_the_loss_and_gradient_of_single_ones_and_a_dense_head(kind, lengths):
+    found = tokens, _, masked, labels = read(lengths)
+    dense, targets = tiny(kind).train(), torch.from_numpy(labels)
+    expected = alone(dense, tokens, lengths)
+    loss = F.cross_entropy(expected[masked], targets)
+    loss.backward()
+    for packed in (True, False):
+        sparse = tiny(kind).train()
+        predict_only_masked(sparse)
+        if packed:
+            use_packed_attention(sparse, CPU, "no")
+        batch = (Packing.for_model(sparse.config) if packed else OnePerRow(PAD))(found)
+        assert torch.equal(batch.pop("labels"), targets)
+        assert not packed or batch["input_ids"].shape == (1, sum(lengths)), "only real tokens are computed"
+        logits = sparse(**batch).logits
+        assert logits.shape == (len(masked), 320), "no logits for other positions"
+        F.cross_entropy(logits, targets).backward()
+        assert runs.distance(logits, expected[masked]) < 1e-5
+        gradients = (torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (sparse, dense))
+        assert runs.distance(*gradients) < 1e-5
+    positions = Packing.for_model(dense.config).arguments(tokens, np.array(lengths))["position_ids"]
+    leaking = dense(torch.from_numpy(tokens)[None], position_ids=positions).logits[0]
+    assert len(lengths) == 1 or (leaking - expected).abs().max() > 1e-3, "otherwise documents see each other"
+    if kind == "modernbert":
         wide = alone(tiny(kind, local_attention=200), tokens, lengths)
         assert (wide - expected).abs().max() > 1e-3, "otherwise all layers may attend globally"
-    assert len(lengths) == 1 or (leaking - expected).abs().max() > 1e-3, "otherwise documents see each other"
-
-
-@pytest.mark.parametrize("rows", ["packed", "one document per row"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_and_gradient_of_the_sparse_head_equal_those_of_the_dense_one(kind, rows):
-    found = read([60, 37, 37, 12, 3, 1])
-    tokens, lengths, masked, labels = found
-    dense, sparse = tiny(kind).train(), tiny(kind).train()
-    expected = F.cross_entropy(alone(dense, tokens, lengths)[masked], torch.from_numpy(labels))
-    expected.backward()
-
-    predict_only_masked(sparse)
-    packed = rows == "packed"
-    if packed:
-        use_packed_attention(sparse, CPU, "no")
-    batch = (Packing.for_model(sparse.config) if packed else OnePerRow(PAD))(found)
-    targets = batch.pop("labels")
-    logits = sparse(**batch).logits
-    assert logits.shape == (len(masked), 320), "no logits for other positions"
-    loss = F.cross_entropy(logits, targets)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    pairs = zip(sparse.parameters(), dense.parameters(), strict=True)
-    gradients = [(a.grad.flatten(), b.grad.flatten()) for a, b in pairs]
-    mine, theirs = (torch.cat(part) for part in zip(*gradients, strict=True))
-    assert ((mine - theirs).norm() / theirs.norm()).item() < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["bert", "deberta-v2", "mpnet", "megatron-bert", "squeezebert", "nothing apart"])
@@ -111,13 +84,12 @@ def test_the_logits_of_masked_tokens_are_those_of_the_dense_head_in_any_model(ki
         model.base_model_prefix = ""
         assert model.base_model is model
     batch = OnePerRow(PAD)(read([9, 4, 2]))
-    batch.pop("labels")
+    del batch["labels"]
     masked = batch.pop("masked")
-    with torch.no_grad():
-        expected = model(**batch).logits.flatten(0, 1)[masked]
-        predict_only_masked(model)
-        assert (model(**batch, masked=masked).logits - expected).abs().max() < 1e-5
-        assert model(**batch).logits.ndim == 3, "a call without `masked` gives all logits, as before"
+    expected = model(**batch).logits
+    predict_only_masked(model)
+    assert runs.distance(model(**batch, masked=masked).logits, expected.flatten(0, 1)[masked]) < 1e-5
+    assert torch.equal(model(**batch).logits, expected), "a call without `masked` gives all logits, as before"
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**12))
@@ -125,7 +97,7 @@ def test_groups_hold_neighbours_of_similar_length_and_are_worth_their_calls(leng
     lengths = sorted(lengths, reverse=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "ENOUGH_WORK", least)
-        starts = groups_of_similar_length(lengths, width=8)
+        starts = packing.groups_of_similar_length(lengths, width=8)
     assert starts == sorted({0, *starts})
     assert starts[-1] < len(lengths)
     for start, end in itertools.pairwise([*starts, len(lengths)]):
@@ -138,11 +110,11 @@ def test_groups_hold_neighbours_of_similar_length_and_are_worth_their_calls(leng
         assert not short or (short[-1] - start) * longest**2 * 8 < least
 
 
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("which", ["all", "first", "some"])
+@pytest.mark.parametrize(
+    ("which", "window"),
+    [("all", None), ("all", 5), ("some", None), ("some", 5), ("first", None)],  # a layer with a window is not shortened
+)
 def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, monkeypatch):
-    if which == "first" and window:
-        return  # a layer with a window is not shortened
     lengths = [23, 22, 13, 12, 12, 4, 1]
     documents = Packing().arguments(np.ones(sum(lengths), np.int64), np.array(lengths))["documents"]
     queries = Documents(torch.arange(8, dtype=torch.int32), 1) if which == "first" else None
@@ -156,9 +128,10 @@ def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, mon
     results = []
     for least, groups in ((2**40, 1), (0, 4)):
         monkeypatch.setattr(packing, "ENOUGH_WORK", least)
-        assert len(groups_of_similar_length(lengths, 8)) == groups
+        assert len(packing.groups_of_similar_length(lengths, 8)) == groups
         parts = [part.clone().requires_grad_() for part in (query, key, value)]
-        out, _ = padded_attention(None, *parts, None, documents=documents, queries=queries, sliding_window=window)
+        given_ = {"documents": documents, "queries": queries, "sliding_window": window}
+        out, _ = packing.padded_attention(None, *parts, None, **given_)
         out.square().sum().backward()
         results.append([out, *(part.grad for part in parts)])
     for found, expected in zip(*results, strict=True):
@@ -168,48 +141,37 @@ def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, mon
 def test_dropout_of_attention_acts_in_packed_attention():
     model = tiny("bert", attention_probs_dropout_prob=0.5).train()
     use_packed_attention(model, CPU, "no")
-    tokens, lengths, masked, labels = read([9, 4, 2])
-    batch = Packing()((tokens, lengths, masked, labels))
-    batch.pop("labels")
-    torch.manual_seed(0)
-    one, other = model(**batch).logits, model(**batch).logits
-    assert not torch.allclose(one, other)
+    batch = Packing().arguments(np.arange(5, 20), np.array([9, 4, 2]))
+    assert not torch.allclose(model(**batch).logits, model(**batch).logits)
 
 
-def test_flash_attention_is_chosen_only_where_it_runs(monkeypatch):
-    cuda, generation = torch.device("cuda"), [(9, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])
-
-    def chosen(model, device, precision):
-        note = use_packed_attention(model, device, precision)
-        assert model.config._attn_implementation == ("packed_padded" if "padded to" in note else "packed_varlen")
-        return note.removeprefix("packed without padding, attention ")
-
-    padded = "over documents padded to the longest of their group"
-    assert chosen(tiny("modernbert"), cuda, "bf16") == "by FlashAttention"
-    assert chosen(tiny("modernbert"), cuda, "fp16") == "by FlashAttention"
-    assert chosen(tiny("modernbert"), cuda, "no") == f"{padded} (full precision)"
-    assert chosen(tiny("modernbert"), CPU, "bf16") == f"{padded} (no GPU)"
-    dropping = tiny("bert", attention_probs_dropout_prob=0.1)
-    assert chosen(dropping, cuda, "bf16") == "by FlashAttention"
-    for width, fits in ((256, True), (264, False), (12, False), (8, True)):
-        note = chosen(tiny("bert", hidden_size=2 * width), cuda, "bf16")
-        assert note == ("by FlashAttention" if fits else f"{padded} ({note.partition('(')[2]}")
-        assert fits or f"heads of width {width}" in note
-    generation[0] = (7, 5)
-    assert chosen(tiny("modernbert"), cuda, "fp16") == f"{padded} (a GPU older than Ampere)"
+@pytest.mark.parametrize(
+    ("device", "generation", "precision", "width", "why_not"),
+    [
+        ("cuda", (9, 0), "bf16", 16, ""),
+        ("cuda", (8, 0), "fp16", 256, ""),
+        ("cuda", (9, 0), "no", 16, "full precision"),
+        ("cpu", (9, 0), "bf16", 16, "no GPU"),
+        ("cuda", (9, 0), "bf16", 264, "heads of width 264, not a multiple of 8 up to 256"),
+        ("cuda", (9, 0), "bf16", 12, "heads of width 12, not a multiple of 8 up to 256"),
+        ("cuda", (7, 5), "fp16", 16, "a GPU older than Ampere"),
+    ],
+)
+def test_flash_attention_is_chosen_only_where_it_runs(monkeypatch, device, generation, precision, width, why_not):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
+    model = tiny("bert", hidden_size=2 * width)
+    note = use_packed_attention(model, torch.device(device), precision)
+    assert model.config._attn_implementation == ("packed_padded" if why_not else "packed_varlen")
+    padded = f"over documents padded to the longest of their group ({why_not})"
+    assert note == f"packed without padding, attention {padded if why_not else 'by FlashAttention'}"
 
 
 def test_flash_attention_gets_the_ends_of_documents_the_dropout_and_the_window(monkeypatch):
     """The kernel runs only on GPUs; here a stand-in records its arguments."""
     calls = []
 
-    def stand_in(q, k, v, ends, ends_k, longest, longest_k, dropout, causal, debug, *, scale, **window):
-        calls.append((q.shape, ends.tolist(), longest, dropout, scale, *window.values()))
-        assert ends is ends_k
-        assert longest == longest_k
-        assert not causal
-        assert not debug
+    def stand_in(q, k, v, ends, _, longest, __, dropout, causal, debug, *, scale, **window):
+        calls.append((q.shape, ends.tolist(), longest, dropout, causal, debug, scale, *window.values()))
         return (v,)
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stand_in)
@@ -219,7 +181,8 @@ def test_flash_attention_gets_the_ends_of_documents_the_dropout_and_the_window(m
     for window in (None, 9):
         out, _ = packing.flash_attention(None, value, value, value, None, **given, sliding_window=window)
         assert torch.equal(out, value.transpose(1, 2))
-    assert calls == [((4, 2, 3), [0, 3, 4], 3, 0.1, 0.5, None, None), ((4, 2, 3), [0, 3, 4], 3, 0.1, 0.5, 8, 8)]
+    same = (4, 2, 3), [0, 3, 4], 3, 0.1, False, False, 0.5
+    assert calls == [(*same, None, None), (*same, 8, 8)]
 
 
 def test_flash_attention_compiles_to_one_kernel_for_each_pass():
@@ -251,9 +214,8 @@ def test_flash_attention_compiles_to_one_kernel_for_each_pass():
 def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
     """EuroBERT shares keys among heads. MobileBERT takes our attention, but its tokens also see their neighbours."""
     model = tiny(kind, num_key_value_heads=1, head_dim=16, intra_bottleneck_size=32)
-    before = model.config._attn_implementation
     assert packing_is_exact(model) == packed
-    assert model.config._attn_implementation == before
+    assert model.config._attn_implementation in ("sdpa", "eager")
     data = [np.arange(5, 25), np.arange(5, 9)]
     config = SimpleNamespace(packing=True, mixed_precision="no", activation_dtype=None, max_length=60)
     collate, note = pack_or_pad(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)

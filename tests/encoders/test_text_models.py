@@ -33,33 +33,38 @@ def logits_and_waits(model, inputs):
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_the_mask_is_applied_without_reading_the_batch_and_gives_the_same_logits(kind, padded):
-    model, inputs = tiny(kind), batch(padded=padded)
+def test_our_masks_and_products_give_the_logits_of_transformers(kind, padded, monkeypatch):
+    model, inputs, calls = tiny(kind), batch(padded=padded), []
+    monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
     expected, waits = logits_and_waits(model, inputs)
     assert waits, "transformers reads the batch on the host; otherwise our mask is not needed"
-    use_attention(model, ALWAYS_MASKED)
-    given, waits = logits_and_waits(model, inputs)
-    assert not waits
-    assert (given - expected).abs().max() < 1e-5
-    assert (logits_and_waits(model, batch(padded=not padded))[0] - given).abs().max() > 1e-3, (
-        "the mask changes the logits"
-    )
+    for name in (SMALL_MASK, ALWAYS_MASKED, PRODUCTS):
+        model.set_attn_implementation("sdpa")
+        use_attention(model, name)
+        assert model.config._attn_implementation == name
+        calls.clear()  # without those of the check on a tiny batch
+        given, waits = logits_and_waits(model, inputs)
+        assert (given - expected).abs().max() <= (0 if name == SMALL_MASK else 1e-5)
+        assert name != ALWAYS_MASKED or not waits
+        assert len(calls) == (model.config.num_hidden_layers if name == PRODUCTS else 0)
+        others, _ = logits_and_waits(model, batch(padded=not padded))
+        assert (others - given).abs().max() > 1e-3, "the mask changes the logits"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (model(**inputs).logits.float() - expected).abs().max() < 0.05
 
 
 def test_rotary_angles_are_computed_without_tf32():
-    model, seen = tiny("modernbert"), []
-    rotary = next(module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding"))
-    forward = rotary.forward
-    rotary.forward = lambda *given: seen.append(torch.backends.cuda.matmul.allow_tf32) or forward(*given)
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    model, seen, of_products = tiny("modernbert"), [], torch.backends.cuda.matmul
+    rotary, forward = model.model.rotary_emb, model.model.rotary_emb.forward
+    rotary.forward = lambda *given: seen.append(of_products.allow_tf32) or forward(*given)
+    before, of_products.allow_tf32 = of_products.allow_tf32, True
     try:
         text_models.compute_exact_angles(model)
         model(**batch(padded=False))
-        assert seen
-        assert not any(seen)
-        assert torch.backends.cuda.matmul.allow_tf32
+        assert of_products.allow_tf32
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        of_products.allow_tf32 = before
+    assert {*seen} == {False}
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda", "bf16"), ("cpu", "bf16"), ("cpu", "no")])
@@ -69,11 +74,15 @@ def test_a_module_that_is_not_from_transformers_is_not_changed(device, precision
     assert text_models.adapt_to_device(accelerator, ModelOptions(output_dir="unused"), model) is model
 
 
-def test_a_model_with_another_attention_keeps_it():
+def test_a_decoder_and_a_model_with_another_attention_keep_it():
     model = tiny("bert")
     model.set_attn_implementation("eager")
     use_attention(model, ALWAYS_MASKED)
     assert model.config._attn_implementation == "eager"
+    decoder, inputs = tiny_family(CLASSIFIER, "GPT-2", 50, pad_token_id=0).eval(), batch()
+    expected = decoder(**inputs).logits
+    use_attention(decoder, PRODUCTS)
+    assert torch.equal(decoder(**inputs).logits, expected)
 
 
 @pytest.mark.parametrize("longest", [12, LONGEST + 8])
@@ -104,37 +113,6 @@ def reference(query, key, value, mask, dropout, scale):
 
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_encoders_attend_by_products_in_bf16_and_give_the_same_logits(kind, padded, monkeypatch):
-    model, inputs = tiny(kind), batch(padded=padded)
-    expected, calls = model(**inputs).logits, []
-    monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
-    use_attention(model, PRODUCTS)
-    calls.clear()  # without those of the check on a tiny batch
-    assert (model(**inputs).logits - expected).abs().max() < 1e-5
-    assert len(calls) == model.config.num_hidden_layers
-    with torch.autocast("cpu", torch.bfloat16):
-        assert (model(**inputs).logits.float() - expected).abs().max() < 0.05
-
-
-@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_small_masks_give_the_same_bytes(kind, padded):
-    model, inputs = tiny(kind), batch(padded=padded)
-    expected = model(**inputs).logits
-    use_attention(model, SMALL_MASK)
-    assert model.config._attn_implementation == SMALL_MASK
-    assert torch.equal(model(**inputs).logits, expected)
-
-
-def test_a_decoder_keeps_its_own_attention():
-    model, inputs = tiny_family(CLASSIFIER, "GPT-2", 50, pad_token_id=0).eval(), batch()
-    expected = model(**inputs).logits
-    use_attention(model, PRODUCTS)
-    assert torch.equal(model(**inputs).logits, expected)
-
-
-@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize(("window", "cheap"), [(8, False), (20, False), (21, True), (None, True)])
 def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_transformers(padded, window, cheap):
     mask = batch(padded=padded)["attention_mask"].bool()
@@ -146,10 +124,8 @@ def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_tra
     assert torch.equal(given, expected)
     assert (given.data_ptr() == mask.data_ptr()) == cheap
     small = text_models.small_mask(**arguments, allow_is_bidirectional_skip=True)
-    if cheap:
-        assert small is None if not padded else torch.equal(small, mask[:, None, None])
-    else:
-        assert torch.equal(small, expected)
+    assert (small is None) == (cheap and not padded)
+    assert small is None or torch.equal(small, mask[:, None, None] if cheap else expected)
     for function in (text_models.always_masked, text_models.small_mask):
         unlike_any = function(**arguments)  # transformers does not say that only padding matters
         assert torch.equal(unlike_any, expected)
@@ -160,10 +136,8 @@ def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_tra
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_share_of_zeros_and_the_mean_are_those_of_dropout(probability, dtype):
     torch.manual_seed(0)
-    values = torch.ones(1001, 999, dtype=dtype)
-    found = drop_out(values, probability)
-    assert found.dtype == dtype
-    assert found.shape == values.shape
+    found = drop_out(torch.ones(1001, 999, dtype=dtype), probability)
+    assert (found.dtype, found.shape) == (dtype, (1001, 999))
     assert (found == 0).float().mean().item() == pytest.approx(probability, abs=2e-3)
     assert found.max().item() == pytest.approx(1 / (1 - probability), rel=1e-2 if dtype == torch.bfloat16 else 1e-4)
     for columns in found.split(111, 1):  # no column is drawn more often than another
@@ -182,17 +156,12 @@ def test_a_seed_gives_the_same_numbers_whose_gradient_is_zero_where_they_are():
     assert 0 < (values.grad == 0).sum() < 7 * 130
 
 
-@pytest.mark.parametrize(("probability", "kept"), [(0.0, 1.0), (1e-9, 1.0), (1.0, 0.0)])
-def test_nothing_and_everything_can_be_dropped(probability, kept):
-    assert torch.equal(drop_out(torch.ones(5), probability), torch.full((5,), kept))
-
-
-def test_layers_of_a_model_are_replaced_and_do_nothing_in_evaluation():
+def test_nothing_and_everything_can_be_dropped_and_in_evaluation_layers_do_nothing():
+    values = torch.ones(100)
+    for probability, kept in ((0.0, 1.0), (1e-9, 1.0), (1.0, 0.0)):
+        assert torch.equal(drop_out(values, probability), kept * values)
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout(0.5, inplace=True), nn.Dropout1d())
     use_cpu_dropout(model)
     assert [type(module) for module in model] == [nn.Linear, CpuDropout, nn.Dropout, nn.Dropout1d]
-    layer = model[1]
-    assert repr(layer) == "CpuDropout(p=0.5, inplace=False)"
-    values = torch.ones(100)
-    assert 0 < (layer(values) == 0).sum() < 100
-    assert layer.eval()(values) is values
+    assert 0 < (model[1](values) == 0).sum() < 100
+    assert model[1].eval()(values) is values

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.datasets import readers
 from shared.errors import UserError
-from shared.tagging.conll import read_conll
+from shared.tagging.tagged_texts import read_conll
 
 DOCUMENTS = "-DOCSTART- -X- O O\n\nEU NNP x B-ORG\ncall NN x O\n\n\n-DOCSTART- -X- O O\n\nPeter NNP y B-PER\n\n"
 WINDOWS = "\ufeffEU B-ORG\r\nrejects O\r\n\r\nPeter B-PER\r\nBlackburn I-PER\r\n"
@@ -63,18 +63,9 @@ def test_blocks_are_read_as_line_by_line(tmp_path_factory, lines, newline_at_end
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("EU B-ORG\nrejects\n", r"line 2: it has 1 column \('rejects'\), and the first line has 2"),
-        ("EU\nrejects\n", "line 1: it has 1 column"),
-        ("EU\tB-ORG\nrejects\t\n", "line 2"),
-        ("-DOCSTART- O\n\n", "has no words"),
-        ("", "has no words"),
-    ],
-)
-def test_a_malformed_conll_file_is_refused_with_its_line(tmp_path, text, expected):
-    (tmp_path / "a.conll").write_text(text)
-    with pytest.raises(UserError, match=expected) as caught:
-        [*read_conll(tmp_path / "a.conll", "--train_file a")]
-    assert str(caught.value).startswith("--train_file a")
+def test_a_malformed_conll_file_is_refused_with_its_line(tmp_path):
+    malformed = r"line 2: it has 1 column \('rejects'\), and the first line has 2"
+    for text, expected in (("EU B-ORG\nrejects\n", malformed), ("-DOCSTART- O\n\n", "has no words")):
+        (tmp_path / "a.conll").write_text(text)
+        with pytest.raises(UserError, match=f"^--train_file a .*{expected}"):
+            [*read_conll(tmp_path / "a.conll", "--train_file a")]

@@ -6,11 +6,17 @@ import re
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from runs import refusal
+from large_data import in_both_ways
+from predicting import write_jsonl
 
+from shared.datasets import arrow_files, readers
+from shared.datasets import rows as rows_module
 from shared.errors import UserError
 from shared.tagging.tagged_texts import read_files, tagged
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 300, (rows_module, "BLOCK_ROWS"): 23}
 SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
 TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]
 
@@ -19,26 +25,28 @@ def columns(table):
     return table["tokens"].to_pylist(), table["tags"].to_pylist()
 
 
-def write(folder, rows, name="data.jsonl"):
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read_files([str(folder / name)], "--train_file")
+def write(folder, rows):
+    return read_files([str(write_jsonl(folder / "data.jsonl", rows))], "--train_file")
 
 
-def test_json_lines_parquet_conll_and_class_labels_give_the_same_table(tmp_path):
+def test_json_lines_parquet_conll_and_class_labels_give_the_same_table_also_of_large_texts(tmp_path):
     names = ["O", "B-ORG", "B-PER", "I-PER"]
     numbers = [[names.index(tag) for tag in text] for text in TAGS]
     rows = [{"words": words, "ner": tags} for words, tags in zip(SENTENCES, TAGS, strict=True)]
-    (tmp_path / "a.conll").write_text("EU x B-ORG\nrejects x O\ncall y O\n\nPeter x B-PER\nBlackburn x I-PER\n")
+    text = "EU x B-ORG\nrejects x O\ncall y O\n\nPeter x B-PER\nBlackburn x I-PER\n\n"
+    (tmp_path / "a.conll").write_text(text * 20)
     feature = {"words": {}, "ner": {"feature": {"names": names, "_type": "ClassLabel"}, "_type": "List"}}
     metadata = {"huggingface": json.dumps({"info": {"features": feature}})}
     labeled = pa.table({"words": SENTENCES, "ner": numbers}).replace_schema_metadata(metadata)
-    pyarrow.parquet.write_table(labeled, tmp_path / "a.parquet")
-    tables = [
-        tagged(write(tmp_path, rows), "words", "ner"),
-        tagged(read_files([str(tmp_path / "a.parquet")], "--train_file"), "words", "ner"),
-        tagged(read_files([str(tmp_path / "a.conll")], "--train_file"), "tokens", "tags"),
-    ]
-    assert [columns(table) for table in tables] == [(SENTENCES, TAGS)] * 3
+    pyarrow.parquet.write_table(pa.concat_tables([labeled] * 20), tmp_path / "a.parquet", row_group_size=9)
+
+    def read():
+        parquet, conll = (read_files([f"{tmp_path}/a.{kind}"], "--train_file") for kind in ("parquet", "conll"))
+        tables = [tagged(table, "words", "ner") for table in (write(tmp_path, rows * 20), parquet)]
+        return [columns(table) for table in (*tables, tagged(conll, "tokens", "tags"))]
+
+    small, large = in_both_ways(read, LARGE)
+    assert small == large == [(SENTENCES * 20, TAGS * 20)] * 3
     broken = labeled.set_column(1, "ner", pa.array([[0, 1, 2], [3, -1]]))
     with pytest.raises(UserError, match=r"row 2 of the data has the tag -1 in ner, but its ClassLabel has names for 0"):
         tagged(broken, "words", "ner")
@@ -51,51 +59,47 @@ def test_spans_become_iob2_tags_of_words(tmp_path, capsys):
         {"start": 22, "end": 28, "label": "PER"},  # "abbage": widened
         {"start": 35, "end": 45, "label": "LOC"},  # " in London": the white space does not matter
     ]
-    table = write(tmp_path, [{"text": text, "spans": spans}, {"text": "Nothing here", "spans": []}])
-    words, tags = columns(tagged(table, "text", "spans"))
+    rows = [{"text": text, "spans": spans}, {"text": "Nothing here", "spans": []}]
+    small, large = in_both_ways(lambda: columns(tagged(write(tmp_path, rows), "text", "spans")), LARGE)
+    assert small == large
+    words, tags = small
     pairs = [f"{word}/{tag}" for word, tag in zip(words[0], tags[0], strict=True) if tag != "O"]
     assert pairs == ["Ada/B-PER", "Lovelace/I-PER", "Babbage/B-PER", "in/B-LOC", "London/I-LOC"]
     assert (words[1], tags[1]) == (["Nothing", "here"], ["O", "O"])
     assert "1 spans in the column spans begin or end inside a word" in capsys.readouterr().err
 
 
+GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
+
+
+def spans(*places):
+    """A text with spans at these characters."""
+    return {"tokens": "hello world", "tags": [{"start": start, "end": end, "label": "X"} for start, end in places]}
+
+
 @pytest.mark.parametrize(
-    ("spans", "expected"),
+    ("good", "bad", "expected"),
     [
-        ([(0, 50)], "row 1 of .* that lies outside its text of 11 characters"),
-        ([(3, 3)], "lies outside"),
-        ([(5, 6)], "contains no word"),
-        ([(0, 5), (3, 11)], "shares a word with another span"),
+        (GOOD, {"tokens": ["a"], "tags": []}, "row 31 of .* has 1 words in tokens and 0 tags in tags: write one tag"),
+        (GOOD, {"tokens": None, "tags": ["O"]}, "row 31 of .* has no value in tokens"),
+        (GOOD, {"tokens": ["a", None], "tags": ["O", "O"]}, "row 31 of .* has an entry without a value in tokens"),
+        (GOOD, {"tokens": ["a"], "tags": [""]}, "row 31 of .* has an entry without a value in tags"),
+        (None, {"tokens": ["a"], "ner_tags": ["O"]}, r"--label_column_name tags: .* \(columns: tokens, ner_tags\)"),
+        (None, {"tokens": ["a"], "tags": "O"}, "--label_column_name tags: .*cast"),
+        (None, {"tokens": 7, "tags": ["O"]}, "--text_column_name tokens: .* contains int64, not lists of words"),
+        (None, {"tokens": "a b", "tags": ["O", "O"]}, "need lists of spans {start, end, label}"),
+        (None, {"tokens": ["a"], "tags": [{"start": 0}]}, "lists of words need lists of tags"),
+        (None, {"tokens": [" "], "tags": ["O"]}, "has no words in tokens"),
+        (spans((0, 5)), spans((0, 50)), "row 31 of .* that lies outside its text of 11 characters"),
+        (spans((0, 5)), spans((5, 6)), "row 31 of .* that contains no word"),
+        (spans((0, 5)), spans((0, 5), (3, 11)), "row 31 of .* that shares a word with another span"),
     ],
 )
-def test_a_span_that_does_not_fit_is_refused(tmp_path, spans, expected):
-    rows = [{"text": "hello world", "spans": [{"start": s, "end": e, "label": "X"} for s, e in spans]}] * 2
-    with pytest.raises(UserError, match=expected):
-        tagged(write(tmp_path, rows), "text", "spans")
-
-
-GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
-BAD = {
-    "lengths": (
-        [GOOD, {"tokens": ["a"], "tags": []}],
-        "row 2 of .* has 1 words in tokens and 0 tags in tags: write one",
-    ),
-    "column": ([{"tokens": ["a"], "ner_tags": ["O"]}], r"--label_column_name tags: .* \(columns: tokens, ner_tags\)"),
-    "type": ([{"tokens": ["a"], "tags": "O"}], "--label_column_name tags: .*cast"),
-    "words": ([{"tokens": 7, "tags": ["O"]}], "--text_column_name tokens: .* contains int64, not lists of words"),
-    "text": ([{"tokens": "a b", "tags": ["O", "O"]}], "need lists of spans {start, end, label}"),
-    "spans": ([{"tokens": ["a"], "tags": [{"start": 0}]}], "lists of words need lists of tags"),
-    "missing": ([GOOD, {"tokens": None, "tags": ["O"]}], "row 2 of .* has no value in tokens"),
-    "empty": ([{"tokens": [], "tags": []}, {"tokens": [" "], "tags": ["O"]}], "has no words in tokens"),
-    "gap": ([GOOD, {"tokens": ["a", None], "tags": ["O", "O"]}], "row 2 of .* has an entry without a value in tokens"),
-    "no tag": ([GOOD, {"tokens": ["a"], "tags": [""]}], "row 2 of .* has an entry without a value in tags"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_rows_and_columns_are_refused_in_one_line(tmp_path, name):
-    rows, expected = BAD[name]
-    assert re.search(expected, refusal(tagged, write(tmp_path, rows * 2), "tokens", "tags"))
+def test_bad_rows_and_columns_are_refused_in_one_line_also_of_large_texts(tmp_path, good, bad, expected):
+    rows = [good] * 30 * (good is not None) + [bad] * 2
+    small, large = in_both_ways(lambda: tagged(write(tmp_path, rows), "tokens", "tags"), LARGE)
+    assert small == large
+    assert re.search(expected, small)
 
 
 def test_rows_without_words_are_skipped_with_a_message_and_rows_keep_their_numbers(tmp_path, capsys):

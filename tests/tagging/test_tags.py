@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval import metrics as seqeval
-from seqeval.metrics.sequence_labeling import get_entities
 
 from shared.errors import UserError
+from shared.tagging import tags as tags_module
 from shared.tagging.tags import SCORES, TAGS, Tags, begins_of, sizes_of, tagging_scores
 
 SCHEMES = {
@@ -35,27 +35,11 @@ def texts_of(names):
     return st.lists(st.lists(st.sampled_from(names), min_size=1, max_size=8), min_size=1, max_size=5)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@settings(max_examples=30)
-@given(data=st.data())
-def test_entities_are_those_of_seqeval_also_where_tags_violate_their_scheme(scheme, data):
-    tags, texts = Tags(SCHEMES[scheme]), data.draw(texts_of(SCHEMES[scheme]))
-    found = tags.entities(*arguments(tags, *texts))
-    starts = np.cumsum([0, *map(len, texts)])
-    expected = [
-        (kind, first + start, last + start)
-        for text, start in zip(texts, starts, strict=False)
-        for kind, first, last in get_entities(text)
-    ]
-    kinds = [tags.kinds_of_entities[kind] or "_" for kind in found.kind]
-    assert list(zip(kinds, found.first.tolist(), found.last.tolist(), strict=True)) == expected
-
-
 @pytest.mark.filterwarnings("ignore:.*ill-defined")
 @pytest.mark.parametrize("scheme", SCHEMES)
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(data=st.data())
-def test_scores_are_those_of_seqeval(scheme, data):
+def test_scores_are_those_of_seqeval_also_where_tags_violate_their_scheme(scheme, data):
     names = SCHEMES[scheme]
     true = data.draw(texts_of(names))
     predicted = [data.draw(st.lists(st.sampled_from(names), min_size=len(t), max_size=len(t))) for t in true]
@@ -78,22 +62,26 @@ def test_bilou_tags_mean_the_same_as_bioes_tags(texts):
     assert all(np.array_equal(one, another) for one, another in both)
 
 
-def test_a_word_with_a_plain_tag_is_an_entity_unless_the_tag_is_o():
-    tags = Tags(("NOUN", "O", "VERB"))
+@pytest.mark.parametrize(
+    ("names", "true", "predicted", "scores"),
+    [
+        ("NOUN O VERB", "NOUN NOUN O VERB", [0, 2, 0, 2], (4 / 7, 1 / 2, 2 / 3, 1 / 2)),
+        ("NOUN VERB", "NOUN VERB", [0, -1], (2 / 3, 1, 1 / 2, 1 / 2)),  # nothing was predicted for the second word
+    ],
+)
+def test_a_word_with_a_plain_tag_is_an_entity_unless_the_tag_is_o(names, true, predicted, scores):
+    tags = Tags(tuple(names.split()))
     assert tags.plain
-    numbers, begins = arguments(tags, ["NOUN", "NOUN", "O"], ["VERB"])
-    assert tags.entities(numbers, begins).first.tolist() == [0, 1, 3]
-    guessed, _ = arguments(tags, ["NOUN", "VERB", "NOUN"], ["VERB"])
-    scores = tagging_scores(tags, guessed, numbers, begins)
-    assert scores == {"f1": pytest.approx(4 / 7), "precision": 0.5, "recall": pytest.approx(2 / 3), "accuracy": 0.5}
+    assert (tags.outside == -1) == ("O" not in names.split())
+    found = tagging_scores(tags, np.array(predicted), *arguments(tags, true.split()))
+    assert tuple(found.values()) == pytest.approx(scores)
 
 
-def test_a_word_that_no_tag_was_predicted_for_is_wrong_where_no_tag_is_o():
-    tags = Tags(("NOUN", "VERB"))
-    numbers, begins = arguments(tags, ["NOUN", "VERB"])
-    assert tags.outside == -1
-    scores = tagging_scores(tags, np.array([0, tags.outside]), numbers, begins)
-    assert scores == {"f1": pytest.approx(2 / 3), "precision": 1.0, "recall": 0.5, "accuracy": 0.5}
+def test_a_tag_that_training_lacks_is_refused_with_its_row(monkeypatch):
+    monkeypatch.setattr(tags_module, "BATCH_TEXTS", 2)
+    expected = r"row 4 of the data has the tag I-Z, .* \(known: O, B-X\)"
+    with pytest.raises(UserError, match=expected):
+        Tags(("O", "B-X")).encode(table(["O"], ["O"], ["O"], ["B-X", "I-Z"]))
 
 
 @pytest.mark.parametrize(

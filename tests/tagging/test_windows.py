@@ -3,33 +3,17 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.cache.prepared import ranges
-from shared.tagging import windows as module
-from shared.tagging.pieces import cut_words
 from shared.tagging.windows import TaggedWords, cut_into_windows
-from shared.text.tokenized import train_tokenizer
-
-PASSAGES = [
-    f"The tower number {i} is {100 + i} metres tall. It was built in {1800 + i}, and {'very ' * (i % 9)}"
-    f"many people visit it. Its café belongs to Zoë {'and Ada ' * (i % 3)}today."
-    for i in range(30)
-]
-QUESTIONS = [f"Who runs the café{' of the tower' * (i % 4)}?" for i in range(30)]
-ANSWERS = [f"Zoë{' and Ada' * (i % 3)}" for i in range(30)]
-MAX_LENGTH, STRIDE = 40, 12
 
 
-@st.composite
-def texts(draw):
+def texts():
     """Pieces of each word of each text; a word may have no pieces."""
-    return draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=5).filter(
-        lambda found: any(map(sum, found))
-    ))  # fmt: skip
+    pieces = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+    return st.lists(pieces, min_size=1, max_size=5).filter(lambda found: any(map(sum, found)))
 
 
 def cut(pieces_of_words):
@@ -98,15 +82,8 @@ def test_a_micro_batch_has_the_tokens_of_its_windows_and_the_tags_of_their_own_w
     assert tokens.tolist() == expected_tokens
     assert list(zip(places, tags, strict=True)) == expected
     assert train[samples[0]].tolist() == tokens[: lengths[0]].tolist()
-
-
-@settings(max_examples=50)
-@given(pieces_of_words=texts())
-def test_words_without_pieces_get_the_tag_outside(pieces_of_words):
-    train = dataset(pieces_of_words, 5, 2)
-    sizes = np.array([size for text in pieces_of_words for size in text])
     found = train.tags_of_all(np.full(int(train.num_words.sum()), 7), -1)
-    assert found.tolist() == np.where(sizes > 0, 7, -1).tolist()
+    assert found.tolist() == [7 if size else -1 for text in pieces_of_words for size in text]
 
 
 def test_the_digest_changes_with_the_words_the_tags_and_the_windows():
@@ -120,31 +97,3 @@ def test_the_digest_changes_with_the_words_the_tags_and_the_windows():
 
 def test_the_text_of_the_launch_card_has_the_counts():
     assert str(dataset([[2, 2, 2], [0, 1]], 4, 0)) == "2 texts (3 windows, 5 words)"
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_an_answer_is_found_by_its_characters_and_is_complete_in_a_window(kind, tmp_path, monkeypatch):
-    """Extractive question answering: windows of passages leave room for their questions."""
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    tokenizer = train_tokenizer(pa.table({"text": [*PASSAGES, *QUESTIONS]}), ("text",), kind, 300, MAX_LENGTH)
-    lists = pa.large_list(pa.large_string())
-    passages, questions = (
-        cut_words(pa.table({"tokens": pa.array([[text] for text in column], lists)}), tokenizer, characters=True)
-        for column in (PASSAGES, QUESTIONS)
-    )
-    rooms, every = MAX_LENGTH - 3 - np.diff(questions.offsets), np.arange(len(passages.pieces))
-    found = module.windows_of(passages.offsets, every, rooms, STRIDE)
-    for text, (passage, answer) in enumerate(zip(PASSAGES, ANSWERS, strict=True)):
-        begin, end = passages.offsets[text : text + 2]
-        places, start = passages.characters[begin:end], passage.index(answer)
-        first = np.flatnonzero(places[:, 0] <= start)[-1]
-        last = np.flatnonzero(places[:, 1] >= start + len(answer))[0]
-        assert passage[places[first, 0] : places[last, 1]] == answer
-        contain = (found.starts <= begin + first) & (begin + last < found.starts + found.sizes)
-        assert contain.any(), "an answer shorter than --stride is complete in a window"
-    assert len(found.starts) > len(PASSAGES)
-    assert found.num_words.sum() == len(every), "each token counts in one window"
-    alone = [cut_into_windows(passages.offsets[i : i + 2], every, int(room), STRIDE) for i, room in enumerate(rooms)]
-    for name, array in vars(found).items():
-        assert array.tolist() == np.concatenate([getattr(each, name) for each in alone]).tolist()

@@ -1,8 +1,7 @@
-"""A corpus becomes the same tokens with any number of processes: from any source, in little memory, without a loss."""
+"""A corpus becomes tokens: from any source, in little memory, without a loss."""
 
 import json
 import os
-import signal
 import sys
 
 import numpy as np
@@ -10,9 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import runs
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from toy_data import WORDS, word_tokenizer
 
 from shared.cache import prepared
@@ -21,21 +17,12 @@ from shared.datasets import readers as readers_module
 from shared.datasets.tables import named
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.plan.batches import Plan
-from shared.plan.loading import Loader
-from shared.pretrained.tokenizers import special_tokens_around
 from shared.text import documents as documents_module
 from shared.text import table_texts, token_files
 from shared.text.corpus import select_parts
 from shared.text.documents import of_files, of_table
 from shared.text.encoder import Encoder
-from shared.text.masking import Masking, masking_for
-from shared.text.pieces import Selection
-from shared.text.token_files import (
-    Corpus,
-    MaskedDocuments,
-    tokenize_documents,
-)
+from shared.text.token_files import tokenize_documents
 from shared.text.tokenized import train_tokenizer
 
 TEXTS = [" ".join(WORDS[i * k % 8] for k in range(i % 23)) for i in range(300)]  # one in 23 has no text
@@ -51,16 +38,16 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+def small_blocks(monkeypatch, own_cache):
     for (module, name), value in SMALL.items():
         monkeypatch.setattr(module, name, value)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
+@pytest.fixture
+def files(tmp_path):
     """A folder with a text file of many parts, JSON lines in one compressed part with many blocks, and Parquet."""
-    folder = tmp_path_factory.mktemp("corpus")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
     (folder / "a.jsonl").write_text(ROWS)
     (folder / "b.jsonl.zst").write_bytes(pa.compress(ROWS.encode(), codec="zstd", asbytes=True))
     for name in ("small-1.txt", "small-2.txt"):
@@ -84,58 +71,14 @@ def of_texts(texts, tokenizer):
     return tokenize_documents(of_table(named(pa.table({"text": texts}), "here"), "text"), tokenizer)
 
 
-def masked(corpus, tokenizer, max_length):
-    around = special_tokens_around(tokenizer)
-    return MaskedDocuments(corpus, Selection(), max_length, around, masking_for(tokenizer, 0.3), 0)
-
-
-# Division
-
-
-def in_another_process(rank, files, cache, processes, kill_at=None):
-    """Tokenize in a forked process. It is killed in the batch `kill_at`."""
-    os.environ |= {"ACCELERATE_RECIPES_CACHE": str(cache), "RANK": str(rank), "WORLD_SIZE": str(processes)}
-    os.environ |= {"LOCAL_WORLD_SIZE": "1000"}  # one thread
-    for (module, name), value in SMALL.items():
-        setattr(module, name, value)
-    encode, batches = Encoder.encode, []
-
-    def encode_or_die(encoder, batch):
-        batches.append(batch)
-        if len(batches) == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return encode(encoder, batch)
-
-    Encoder.encode = encode_or_die
+def test_the_corpus_has_the_tokens_of_the_documents_in_their_order_and_is_made_once(files, monkeypatch):
     tokenized(files)
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_any_number_of_processes_write_the_tokens_of_the_documents_in_their_order(files, monkeypatch, processes):
-    runs.fork(in_another_process, (files, prepared.cache_dir(), processes), processes)
     assert not [*prepared.cache_dir().glob("*.partial-*"), *prepared.cache_dir().glob("*.blocks/*")]
     monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
     corpus, tokenizer = tokenized(files), word_tokenizer()
     expected = [tokenizer(text)["input_ids"] for text in [*TEXTS * 3, *TEXTS[:FEW] * 2] if text]
     assert spans(corpus) == expected
     assert corpus.digest == "9cbf5f22889a7fc833f2c4577544ea94", "as in all versions"
-
-
-def test_after_a_kill_only_the_missing_blocks_are_tokenized(files, monkeypatch):
-    context = runs.begin_fork(in_another_process, (files, prepared.cache_dir(), 1, 21), 1)
-    context.processes[0].join(60)
-    assert context.processes[0].exitcode == -signal.SIGKILL
-    complete = [path.parent for path in prepared.cache_dir().glob("*.blocks/*/complete.json")]
-    made = sum(len(np.load(folder / "skipped.npy")) for folder in complete)  # one number for each batch
-    assert 0 < made < 21
-    encode, batches = Encoder.encode, []
-    monkeypatch.setattr(Encoder, "encode", lambda *args: batches.append(args) or encode(*args))
-    documents = sum(len(span) > 0 for span in spans(tokenized(files)))
-    assert documents == sum(map(bool, [*TEXTS * 3, *TEXTS[:FEW] * 2]))
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(prepared.cache_dir() / "other"))
-    again = len(batches)
-    tokenized(files)
-    assert len(batches) - again == made + again
 
 
 # Tokens
@@ -153,48 +96,6 @@ def test_a_written_mask_token_stays_text_and_documents_without_text_are_skipped(
     for _ in range(2):
         with pytest.raises(UserError, match="here contains no text: its 2 documents have no tokens"):
             of_texts(["", " "], tokenizer)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(3, 40))
-def test_pieces_hold_every_token_once_and_are_at_most_max_length(tmp_path_factory, sizes, max_length):
-    folder = tmp_path_factory.mktemp("corpus")
-    np.save(folder / "tokens.npy", np.arange(5, 5 + sum(sizes), dtype=np.uint16))
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(sizes)]))
-    corpus, masking = Corpus(folder, str(sizes)), Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
-    data = MaskedDocuments(corpus, Selection(), max_length, ([2], [3]), masking, 0)
-    pieces = [data[i] for i in range(len(data))]
-    assert [len(piece) for piece in pieces] == data.lengths.tolist()
-    assert data.lengths.max() <= max_length
-    assert all(piece[0] == 2 and piece[-1] == 3 for piece in pieces)
-    assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == corpus.tokens.tolist()
-    assert len(data) == sum(-(-size // (max_length - 2)) for size in sizes)
-
-    samples = np.random.default_rng(0).permutation(len(data))
-    tokens, lengths, places, labels = data.read_micro_batch(samples, np.zeros(len(samples), int))
-    assert lengths.tolist() == data.lengths[samples].tolist()
-    restored = tokens.copy()
-    restored[places] = labels
-    assert restored.tolist() == np.concatenate([pieces[i] for i in samples]).tolist()
-    assert (tokens[places] == 1).all()
-    owner = np.repeat(np.arange(len(samples)), lengths)[places]
-    assert np.bincount(owner, minlength=len(samples)).tolist() == data.masked[samples].tolist()
-
-
-def test_two_epochs_mask_different_tokens_and_workers_mask_the_same():
-    data = masked(of_texts(TEXTS[:50], word_tokenizer()), word_tokenizer(), 16)
-    plan = Plan(
-        lengths=data.lengths, weights=data.masked, packed=True, seed=0, global_batch_size=len(data), num_epochs=2
-    )
-
-    def read(workers):
-        loader = Loader(data, plan, list, torch.device("cpu"), workers)
-        return [[array.tolist() for array in batch] for step in range(2) for _, batch in loader.micro_batches(step)]
-
-    alone = read(0)
-    assert read(1) == alone
-    assert sorted(alone[0][1]) == sorted(alone[1][1])
-    assert alone[0][2] != alone[1][2]
 
 
 # Parts
@@ -226,20 +127,16 @@ def test_a_held_out_part_is_a_function_of_the_seed_and_limits_keep_some_document
 
 IN_LITTLE_MEMORY = """
 import resource, sys
-import numpy as np, pyarrow.csv, pyarrow.parquet, torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+import pyarrow.csv, pyarrow.parquet, torch
+from toy_data import word_tokenizer
 from shared.plan.batches import Plan
 from shared.text.documents import of_files
-from shared.text.pieces import Selection
-from shared.text.token_files import MaskedDocuments, tokenize_documents
+from shared.text.token_files import MaskedDocuments, Selection, tokenize_documents
 from shared.plan.loading import Loader
 from shared.text.masking import masking_for
 from shared.encoders.packing import Packing
 
-words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["?", "[MASK]", "one", "two"])}, unk_token="?"))
-words.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", mask_token="[MASK]")
+tokenizer = word_tokenizer()
 tokenizer("one two")
 in_use = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()  # data and stack
 limit = in_use + int(sys.argv[2])
@@ -261,17 +158,16 @@ def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
     line, lines = "one two " * 60 + "x" * 7000, 16_000
     path = tmp_path / f"corpus.{kind}"
     if kind == "parquet":
-        column = pa.array([line] * 100)
-        with pq.ParquetWriter(path, pa.schema([("text", pa.string())]), use_dictionary=False, compression="none") as to:
+        table = pa.table({"text": [line] * 100})
+        with pq.ParquetWriter(path, table.schema, use_dictionary=False, compression="none") as to:
             for _ in range(lines // 100):
-                to.write_table(pa.table({"text": column}))
-    elif kind == "txt":
-        with path.open("w") as file:
-            file.writelines(f"{line}\n" for _ in range(lines))
+                to.write_table(table)
     else:
-        with pa.CompressedOutputStream(path, "zstd") as file:
+        row = line if kind == "txt" else json.dumps({"text": line})
+        with pa.output_stream(path) as file:  # compresses what the name of the file says
             for _ in range(lines):
-                file.write(f'{{"text": "{line}"}}\n'.encode())
+                file.write(f"{row}\n".encode())
     assert lines * len(line) > 1.15 * memory
-    out = runs.succeed([sys.executable, "-c", IN_LITTLE_MEMORY, path, memory], PYTHONPATH=str(runs.ROOT))
+    packages = os.pathsep.join([str(runs.ROOT), str(runs.ROOT / "tests")])
+    out = runs.succeed([sys.executable, "-c", IN_LITTLE_MEMORY, path, memory], PYTHONPATH=packages)
     assert out.splitlines()[-1].split()[:2] == [str(121 * lines), str(lines)], out

@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from large_data import COMPRESS
+from runs import refusal
 
 from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import blocks_of_lines, line_number
-from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.text import documents as documents_module
 from shared.text.documents import first_texts, load_documents, of_files, of_table, small_together
@@ -72,37 +71,20 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("empty.txt", b"", "is empty"),
-        ("latin.txt", b"good\n\xe9t\xe9\n", "not UTF-8 (line 2)"),
-        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "malformed in line 2: Expecting value"),
-        ("other.jsonl", b'{"words": "a"}\n', "no such column (columns: words)"),
-        ("number.jsonl", b'{"text": "a"}\n{"text": 5}\n', "malformed in line 1 or later: JSON parse error: Column"),
-        ("twice.tsv", b"id\tid\ttext\n1\t2\ta\n", "two columns with the name id: rename one"),
+        ("empty.txt", b"", "--train_file .* is empty"),
+        ("latin.txt", b"good\n\xe9t\xe9\n", r"--train_file .* is not UTF-8 \(line 2\)"),
+        ("other.jsonl", b'{"words": "a"}\n', r"--text_column_name text: .* \(columns: words\)"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path, name, content, expected):
     """Files of rows are read as for a table: test_readers.py has more of them."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        of_files([str(tmp_path / name)], "--train_file", "text")
-    message = str(caught.value)
-    assert expected in message
-    assert "\n" not in message
-    assert "--train_file" in message or "--text_column_name" in message
-
-
-def test_a_column_of_numbers_is_refused(tmp_path):
-    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
-    with pytest.raises(UserError, match="contains int64, not text"):
-        of_files([str(tmp_path / "numbers.parquet")], "--train_file", "text")
-    with pytest.raises(UserError, match="contains int64, not text"):
-        of_table(pa.table({"text": [1, 2]}), "text")
+    assert re.search(expected, refusal(of_files, [str(tmp_path / name)], "--train_file", "text"))
 
 
 # Files
 
 TEXTS = [f"document {i} " + "é, x " * (i % 7) for i in range(60)]
-KINDS = ("txt", "jsonl", "csv", "parquet", "json", "txt.gz", "jsonl.zst", "csv.xz", "parquet.gz")
 
 
 @pytest.fixture
@@ -116,19 +98,11 @@ def small_blocks(monkeypatch):
 def write(folder, name, texts=TEXTS):
     """Write texts as a file of the kind given by its name."""
     path = folder / name
-    kind, *compression = path.suffixes
-    if kind == ".parquet":
+    if path.suffix == ".parquet":
         pq.write_table(pa.table({"text": texts}), path, row_group_size=5)
-        content = path.read_bytes()
-    elif kind == ".csv":
-        content = ("text\n" + "".join(f'"{text}"\n' for text in texts)).encode()
-    elif kind == ".jsonl":
-        content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-    elif kind == ".json":
-        content = json.dumps([{"text": text} for text in texts]).encode()
     else:
-        content = "".join(f"{text}\n" for text in texts).encode()
-    path.write_bytes(COMPRESS[compression[0][1:]](content) if compression else content)
+        rows = [json.dumps({"text": text}) for text in texts] if path.suffix == ".jsonl" else texts
+        path.write_text("".join(f"{row}\n" for row in rows))
     return str(path)
 
 
@@ -152,24 +126,13 @@ def test_blocks_hold_each_line_once(tmp_path_factory, words, mark, ends, size):
         assert [line_number(path, "here", at) for at in starts] == list(range(1, len(expected) + 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
 def test_every_kind_of_file_has_its_documents(small_blocks, tmp_path, kind):
+    """test_files.py has the other kinds, and compressed files."""
     documents = read([write(tmp_path, f"a.{kind}")])
     assert documents.texts.to_pylist() == TEXTS
     blocks = [[*documents.batches(range(start, min(start + 7, 60)))] for start in range(0, 60, 7)]
     assert [text for block in blocks for batch in block for text in batch] == TEXTS, "also some of them"
-
-
-def test_the_digest_depends_on_the_content_and_not_on_the_path(small_blocks, tmp_path):
-    first, again, other = write(tmp_path, "a.txt"), write(tmp_path, "b.txt"), write(tmp_path, "c.txt", TEXTS[:-1])
-    assert read([first]).content == read([again]).content != read([other]).content
-
-
-def test_a_table_in_memory_has_the_digest_of_its_texts():
-    texts = pa.chunked_array([TEXTS[start : start + 7] for start in range(0, len(TEXTS), 7)])
-    one, again = pa.table({"text": texts}), pa.table({"text": TEXTS, "other": TEXTS})
-    assert of_table(one, "text").content == of_table(again, "text").content
-    assert of_table(one, "text").content != of_table(one.slice(1), "text").content
 
 
 def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
-from shared.datasets.rows import content_of, with_labels
+from shared.datasets.rows import with_labels
 from shared.datasets.tables import hold_out, read_file
 from shared.losses import losses
 from shared.plan.batches import Plan
@@ -19,11 +19,15 @@ from shared.text import table_texts, tokenized
 from shared.text.tokenized import Padding, tokenize, train_tokenizer
 
 
+@pytest.fixture(autouse=True)
+def always_mapped(monkeypatch, own_cache):
+    """Tables of any size are memory-mapped."""
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+
+
 @pytest.fixture
 def large(monkeypatch, tmp_path):
-    """A memory-mapped table of 50 texts, and its cache."""
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    """A table of 50 texts in small blocks."""
     monkeypatch.setattr(readers, "BLOCK_BYTES", 256)
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(50)))
@@ -42,6 +46,9 @@ def prepared(path):
 def test_a_second_start_reads_no_row(large, monkeypatch):
     first = prepared(large)
     digests = [part.digest() for part in first]
+    make, arguments = first[0].__reduce__()
+    assert arguments[1].name == "targets.npy", "a worker process gets the file of the targets"
+    assert make(*arguments).targets.tolist() == first[0].targets.tolist()
     for module, name in (
         *((arrow_files, "_write"), (label_cells, "keys_of"), (rows, "reading_of")),
         *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
@@ -57,12 +64,10 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
 
 def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
     """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB, until the first steps."""
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 13)
-    monkeypatch.setattr(table_texts, "BATCH_BYTES", 1 << 13)
-    monkeypatch.setattr(splits, "BLOCK", 1 << 7)
-    monkeypatch.setattr(splits, "SORTED", 1 << 7)
+    for module, name in ((readers, "BLOCK_BYTES"), (table_texts, "BATCH_BYTES")):
+        monkeypatch.setattr(module, name, 1 << 13)
+    for name in ("BLOCK", "SORTED"):
+        monkeypatch.setattr(splits, name, 1 << 7)
     tokenizer = train_tokenizer(pa.table({"text": ["one two"]}), ["text"], "wordpiece", 300, 16)
     tokenize(pa.table({"text": ["one two"]}), ["text"], tokenizer, 16)  # imports
 
@@ -89,24 +94,6 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
 
     few, many = peak_of(500), peak_of(2000)
     assert many < few + (1 << 18), "the further rows have 1.5 MB"
-
-
-def test_tokens_and_digests_do_not_depend_on_where_the_table_is(large, monkeypatch):
-    mapped = prepared(large)
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", 1 << 24)
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(large.parent / "other"))
-    in_memory = prepared(large)
-    assert content_of(read_file(str(large), "--train_file")) is None
-    for one, other in zip(mapped, in_memory, strict=True):
-        assert one.folder != other.folder
-        assert one.digest() == other.digest()
-
-
-def test_a_worker_process_gets_the_file_of_the_targets(large):
-    data = prepared(large)[0]
-    make, arguments = data.__reduce__()
-    assert arguments[1].name == "targets.npy"
-    assert make(*arguments).targets.tolist() == data.targets.tolist()
 
 
 def test_long_texts_are_tokenized_few_at_a_time(monkeypatch):

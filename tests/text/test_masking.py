@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import UserError
-from shared.text.masking import Masking, _byte_symbols, masking_for
+from shared.text.masking import Masking, masking_for
 
 MASK, VOCABULARY = 1, 500
 ORDINARY = np.arange(5, VOCABULARY)
@@ -31,27 +31,36 @@ def parts(flat, lengths):
     return np.split(flat, np.cumsum(lengths)[:-1])
 
 
-@settings(max_examples=200, deadline=None)
+CONTINUES = np.arange(VOCABULARY) % 3 == 0
+
+
+@settings(max_examples=200)
 @given(documents(), st.floats(0.01, 0.99), st.booleans(), st.integers(0, 2**31))
-def test_the_number_of_masked_tokens_of_each_document_is_exact(found, probability, whole_words, seed):
+def test_the_number_of_masked_tokens_of_each_document_is_exact_and_words_are_whole(
+    found, probability, whole_words, seed
+):
     tokens, lengths, epochs, numbers = found
-    masker = masking(probability, continues=np.arange(VOCABULARY) % 3 == 0 if whole_words else None)
+    masker = masking(probability, continues=CONTINUES if whole_words else None)
     chosen = masker.choose(tokens, lengths, seed, epochs, numbers)
-    assert len(np.unique(chosen)) == len(chosen)
     assert (np.diff(chosen) > 0).all()
-    owner = np.repeat(np.arange(len(lengths)), lengths)[chosen]
-    counts = np.bincount(owner, minlength=len(lengths))
+    masked = np.isin(np.arange(len(tokens)), chosen)
+    counts = np.array([mask.sum() for mask in parts(masked, lengths)])
     assert counts.tolist() == masker.counts(lengths).tolist()
     assert (counts >= 1).all()
     assert (np.abs(counts - probability * lengths) <= 0.5 + 1e-9)[probability * lengths >= 0.5].all()
+    for piece, mask in zip(parts(tokens, lengths), parts(masked, lengths), strict=True):
+        words = np.split(mask, np.flatnonzero(~CONTINUES[piece][1:]) + 1) if whole_words else []
+        partly = [word.tolist() for word in words if word.any() and not word.all()]
+        assert len(partly) <= 1, "the last word may be masked in part"
+        assert all(word == sorted(word, reverse=True) for word in partly), "masked from its beginning"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(documents(), st.booleans(), st.randoms(use_true_random=False))
 def test_the_masked_tokens_of_a_document_do_not_depend_on_the_other_documents(found, whole_words, random):
     """In another order or alone, a document has the same masked tokens and the same replacements."""
     tokens, lengths, epochs, numbers = found
-    masker = masking(continues=np.arange(VOCABULARY) % 3 == 0 if whole_words else None)
+    masker = masking(continues=CONTINUES if whole_words else None)
 
     def masked(order):
         pieces = [parts(tokens, lengths)[i] for i in order]
@@ -93,29 +102,9 @@ def test_masked_tokens_are_replaced_in_the_given_shares(mask_share, random_share
     places, zeros = np.arange(40_000), np.zeros(40_000, int)
     put = masking(0.3, mask_share, random_share).replace(tokens, 0, zeros, zeros, places)
     assert (put == MASK).mean() == pytest.approx(mask_share, abs=0.01)
-    assert (put == 2).mean() == pytest.approx(1 - mask_share - random_share, abs=0.01)
-    others = put[(put != MASK) & (put != 2)]
-    assert len(others) / 40_000 == pytest.approx(random_share, abs=0.01)
-    if random_share:
-        assert set(others) <= set(ORDINARY)
-        assert len(set(others)) > 490, "random tokens come from the whole vocabulary"
-
-
-@settings(max_examples=100, deadline=None)
-@given(documents())
-def test_whole_words_are_masked_except_the_last_which_may_be_masked_in_part(found):
-    tokens, lengths, epochs, numbers = found
-    continues = np.arange(VOCABULARY) % 3 == 0
-    masker = masking(continues=continues)
-    masked = np.zeros(len(tokens), bool)
-    masked[masker.choose(tokens, lengths, 5, epochs, numbers)] = True
-    for piece, mask in zip(parts(tokens, lengths), parts(masked, lengths), strict=True):
-        begins = ~continues[piece]
-        begins[0] = True
-        words = np.split(mask, np.flatnonzero(begins)[1:])
-        partly = [word for word in words if word.any() and not word.all()]
-        assert len(partly) <= 1
-        assert all(word.tolist() == sorted(word, reverse=True) for word in partly), "masked from its beginning"
+    assert np.isin(put, ORDINARY).mean() == pytest.approx(random_share, abs=0.01)
+    assert np.isin(put, [2, MASK, *ORDINARY]).all()
+    assert np.isin(ORDINARY, put).mean() >= 0.98 * (random_share > 0), "random tokens come from the whole vocabulary"
 
 
 def tokenizer(tokens, **special):
@@ -140,19 +129,6 @@ def test_tokens_that_continue_a_word_are_found_for_each_kind_of_tokenizer(tokens
     assert [token for i, token in enumerate(tokens) if masker.continues_word[5 + i]] == continuing
     assert masker.random_tokens.tolist() == list(range(5, 5 + len(tokens)))
     assert masker.mask_token == 1
-
-
-def test_a_word_of_single_bytes_is_one_word():
-    symbols = {byte: symbol for symbol, byte in _byte_symbols().items()}
-    masker = masking_for(tokenizer([*symbols.values(), "Ġa"]), 0.3, whole_words=True)
-    places = {byte: 5 + i for i, byte in enumerate(symbols)}
-    words: list[bytes] = []
-    for byte in "naïve — Žižek, 中文 déjà".encode():
-        if words and masker.continues_word[places[byte]]:
-            words[-1] += bytes([byte])
-        else:
-            words.append(bytes([byte]))
-    assert [word.decode() for word in words] == ["naïve", " ", "—", " Žižek", ",", " 中文", " déjà"]
 
 
 def test_whole_words_of_unknown_ends_and_a_tokenizer_without_a_mask_token_are_refused():

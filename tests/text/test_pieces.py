@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.cache.prepared import cache_dir
 from shared.datasets.tables import SUBSET
 from shared.plan.draws import hash64
-from shared.text import pieces as pieces_module
+from shared.text import token_files
 from shared.text.masking import Masking
-from shared.text.pieces import Selection, cut_into_pieces
+from shared.text.token_files import Corpus, MaskedDocuments, Selection, cut_into_pieces
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -19,8 +20,16 @@ SEEDS = st.integers(0, 2**64 - 1)
 MASKING = Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
 
 
-def offsets_of(sizes):
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("corpus")
+
+
+def write(folder, sizes, name):
+    """A corpus of documents with so many tokens, which are numbers from 5."""
+    np.save(folder / "tokens.npy", np.arange(5, 5 + sum(sizes), dtype=np.uint32))
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+    return Corpus(folder, name)
 
 
 def smallest(count, most, *words):
@@ -29,52 +38,60 @@ def smallest(count, most, *words):
     return ranks < most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
-def test_pieces_cover_the_selected_documents(data):
+def test_pieces_hold_every_token_of_the_selected_documents_once(folder, data):
     sizes = np.array(data.draw(st.lists(st.integers(1, 60), min_size=2, max_size=20)))
     held, inside, seed = data.draw(st.integers(1, len(sizes) - 1)), data.draw(st.booleans()), data.draw(SEEDS)
     room, most = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 25))
     selection = Selection(seed, held, inside).limited(len(sizes), most, "--max_train_samples")
     selected = np.flatnonzero(smallest(len(sizes), held, seed) == inside)
     selected = selected[smallest(len(selected), most, seed, SUBSET)]
-    offsets = offsets_of(sizes)
-    expected = [
-        (start, min(room, offsets[d + 1] - start))
-        for d in selected
-        for start in range(offsets[d], offsets[d + 1], room)
-    ]
+    starts = 5 + np.cumsum(sizes) - sizes
+    documents = [range(starts[d], starts[d] + sizes[d]) for d in selected]
+    expected = [[2, *text[i : i + room], 3] for text in documents for i in range(0, len(text), room)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces_module, "BLOCK", data.draw(st.integers(1, 8)))
-        name = f"{sizes.tolist()} {pieces_module.BLOCK}"
-        found = cut_into_pieces(name, offsets, selection, room + 2, 2, MASKING)
-    assert found.starts.tolist() == [start for start, _ in expected]
-    assert found.lengths.tolist() == [size + 2 for _, size in expected]
-    assert found.masked.tolist() == MASKING.counts(np.array([size for _, size in expected])).tolist()
-    assert found.longest == found.lengths.argmax()
-    assert found.total == found.lengths.sum()
+        patch.setattr(token_files, "BLOCK_PIECES", data.draw(st.integers(1, 8)))
+        corpus = write(folder, sizes, f"{sizes.tolist()} {token_files.BLOCK_PIECES}")
+        found = MaskedDocuments(corpus, selection, room + 2, ([2], [3]), MASKING, 0)
+    assert [found[i].tolist() for i in range(len(found))] == expected
+    assert found.lengths.tolist() == [*map(len, expected)]
+    assert found.masked.tolist() == MASKING.counts(found.lengths - 2).tolist()
+    assert (found.longest, found.num_tokens) == (found.lengths.argmax(), found.lengths.sum())
+
+    samples = np.random.default_rng(0).permutation(len(found))
+    read, lengths, places, labels = found.read_micro_batch(samples, np.zeros(len(samples), int))
+    assert lengths.tolist() == found.lengths[samples].tolist()
+    assert (read[places] == 1).all()
+    owner = np.repeat(np.arange(len(samples)), lengths)[places]
+    assert np.bincount(owner, minlength=len(samples)).tolist() == found.masked[samples].tolist()
+    read[places] = labels
+    assert read.tolist() == [token for i in samples for token in expected[i]]
 
 
-def test_other_settings_have_other_pieces():
-    offsets = offsets_of([10, 20, 30])
-    given_ = [("a", offsets, Selection(), 12, 2, MASKING)]
-    given_ += [("b", *given_[0][1:]), ("a", offsets_of([10, 20]), *given_[0][2:])]
-    for i, other in ((2, Selection(0, 1)), (2, Selection(0, 1, True)), (2, Selection(most=1)), (3, 11), (4, 3)):
-        given_.append((*given_[0][:i], other, *given_[0][i + 1 :]))
-    given_.append((*given_[0][:5], Masking(0.2, 1.0, 0.0, 1, MASKING.random_tokens)))
-    made = [cut_into_pieces(*arguments) for arguments in given_]
-    assert len({pieces.starts.ctypes.data for pieces in made}) == len(given_)
-    folders = {path.name for path in pieces_module.build_once("x", lambda _: None).parent.glob("pieces-*/")}
-    assert len(folders) == len(given_)
+def test_two_epochs_mask_different_tokens(folder):
+    data = MaskedDocuments(write(folder, [30] * 9, "epochs"), Selection(), 32, ([2], [3]), MASKING, 0)
+    one, other = (data.read_micro_batch(np.arange(9), np.full(9, epoch)) for epoch in (0, 1))
+    assert (one[1].tolist(), len(one[2])) == (other[1].tolist(), len(other[2]))
+    assert one[2].tolist() != other[2].tolist()
 
 
-def test_a_million_documents_are_cut_in_little_memory():
-    offsets = np.arange(0, 3_000_003, 3, dtype=np.int64)
+def test_other_settings_have_other_pieces(folder):
+    usual = (write(folder, [10, 20, 30], "a"), Selection(), 10, 2, MASKING)
+    others = [(0, Corpus(folder, "b")), (2, 11), (3, 3), (4, Masking(0.2, 1.0, 0.0, 1, np.arange(9)))]
+    others += [(1, selection) for selection in (Selection(0, 1), Selection(0, 1, True), Selection(most=1))]
+    for arguments in (usual, *((*usual[:i], other, *usual[i + 1 :]) for i, other in others)):
+        cut_into_pieces(*arguments)
+    assert len([*cache_dir().glob("pieces-*/")]) == 1 + len(others)
+
+
+def test_a_million_documents_are_cut_in_little_memory(folder):
+    corpus = write(folder, np.full(1_000_000, 3), "many")
     tracemalloc.start()
     try:
-        found = cut_into_pieces("many", offsets, Selection(), 4, 2, MASKING)
+        found = MaskedDocuments(corpus, Selection(), 4, ([2], [3]), MASKING, 0)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found.lengths) == 2_000_000
+    assert len(found) == 2_000_000
     assert peak < 60 << 20  # the arrays themselves take 32 MB on disk

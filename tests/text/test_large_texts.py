@@ -43,7 +43,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     first = prepared(large)
     digests = [part.digest() for part in first]
     for module, name in (
-        *((arrow_files, "_write"), (label_cells, "keys_of"), (rows, "reading_of")),
+        *((arrow_files, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
         *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))

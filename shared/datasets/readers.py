@@ -9,7 +9,6 @@ import io
 import json
 import lzma
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -229,15 +228,14 @@ def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
 def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
     """Refuse quotation marks that turn several rows of a CSV file into one.
 
-    A quoted field may contain line breaks, but must end with its closing mark. Prints a warning if the lines inside
-    such a field look like rows.
+    A quoted field may contain line breaks, but must end with its closing mark.
 
     Raises:
         UserError: the closing mark is in the middle of another field, or a field of a tab-separated file contains lines
             with tabs; names the lines.
     """
     csv.field_size_limit(max(BLOCK_BYTES, csv.field_size_limit()))
-    begin, columns, likely = 1, 0, range(0)
+    begin, columns = 1, 0
     with opened(path, source) as file:
         rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
         while True:
@@ -246,24 +244,16 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
             except csv.Error:
                 fields = []
             if fields is None:
-                break
+                return
             lines, begin = range(begin, rows.line_num), rows.line_num + 1
             columns = columns or len(fields)
             inner = max((field.splitlines()[1:-1] for field in fields), key=len, default=[])
-            is_rows = bool(inner) and columns > 1 and all(line.count(separator) == columns - 1 for line in inner)
-            if lines and (not fields or (is_rows and separator == "\t")):
+            is_rows = separator == "\t" and inner and all(line.count("\t") == columns - 1 > 0 for line in inner)
+            if lines and (not fields or is_rows):
                 raise UserError(
                     f"{source} is malformed: the quotation mark in line {lines.start:,} is closed inside of line "
                     f"{lines.stop:,}, so these lines would be read as one row: remove both marks, or double them"
                 )
-            if is_rows and len(lines) > len(likely):
-                likely = lines
-    if likely:
-        print(  # by any process: only one reads the file
-            f"{source}: the quoted field that begins in line {likely.start:,} continues to line {likely.stop:,} and "
-            "contains lines that look like rows: if they are, add the missing quotation mark or remove the extra one",
-            file=sys.stderr,
-        )
 
 
 # JSON

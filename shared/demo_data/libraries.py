@@ -3,6 +3,8 @@
 The data need no network. They are the same in every process for the same versions of the libraries.
 """
 
+from __future__ import annotations
+
 import ast
 import hashlib
 import importlib.metadata
@@ -15,15 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from tqdm import tqdm
-
-from shared.cache.prepared import build_once, key_digest
 from shared.errors import UserError
+
+if TYPE_CHECKING:  # the processes of `parsed` need no tables
+    import pyarrow as pa
 
 FORMAT = 2  # part of the cache's names: increase it when a change in this folder changes the data
 LIBRARIES = {  # package: distribution; requirements.txt installs all
@@ -59,24 +58,30 @@ def installed() -> dict[str, tuple[Path, str]]:
     return found
 
 
-def cached_table(name: str, gather: Callable[[dict[str, Path]], pa.Table], without: str = "") -> pa.Table:
+def cached_table(name: str, gather: Callable[[dict[str, Path]], list[dict[str, Any]]], without: str = "") -> pa.Table:
     """The table that `gather` returns, from the cache; the first process on a machine makes it.
 
     Args:
         name: of the data.
-        gather: makes the table from the source folders, by package.
+        gather: makes the rows of the table from the source folders, by package.
         without: a package that is left out.
 
     Raises:
         UserError: one of the libraries is not installed.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from shared.cache.prepared import build_once, key_digest
+
     found = {package: library for package, library in installed().items() if package != without}
     versions = {package: version for package, (_, version) in found.items()}
 
     def build(folder: Path) -> None:
         names = ", ".join(f"{package} {version}" for package, version in versions.items())
         print(f"reading {name}, once per machine, from {names}", file=sys.stderr, flush=True)  # it takes some seconds
-        pq.write_table(gather({package: root for package, (root, _) in found.items()}), folder / "rows.parquet")
+        rows = gather({package: root for package, (root, _) in found.items()})
+        pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
 
     # The version of Python determines what can be parsed.
     folder = build_once(f"{name}-{key_digest(FORMAT, sys.version_info[:2], versions)}", build)
@@ -85,6 +90,8 @@ def cached_table(name: str, gather: Callable[[dict[str, Path]], pa.Table], witho
 
 def in_splits(table: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The training and the validation rows, by the column split, which is left out."""
+    import pyarrow.compute as pc
+
     parts = (table.filter(pc.equal(table["split"], part)) for part in ("train", "validation"))
     train, validation = (part.drop_columns(["split"]) for part in parts)
     return train, validation
@@ -124,6 +131,8 @@ def parsed(
     a process that has torch's threads, or import the caller's script again with all its imports. `parse` is a function
     of a module, and returns what JSON can hold.
     """
+    from tqdm import tqdm
+
     files = sample_files(roots, most)
     paths = [str(path) for path in files.values()]
     chunks = [paths[start : start + FILES_PER_PROCESS] for start in range(0, len(paths), FILES_PER_PROCESS)]

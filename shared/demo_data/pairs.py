@@ -1,14 +1,18 @@
 """The default pairs of texts: a function's docstring, and its source without the docstring."""
 
+from __future__ import annotations
+
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from shared.demo_data import libraries
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COPIES = "transformers"  # is left out: its files repeat each other's functions
 PAIRS_PER_LIBRARY = 2000
@@ -27,8 +31,8 @@ def load() -> tuple[pa.Table, pa.Table]:
     return libraries.in_splits(libraries.cached_table("functions", gather, without=COPIES))
 
 
-def gather(roots: Mapping[str, Path]) -> pa.Table:
-    """The functions in each library's source folder: columns anchor, positive, file and split.
+def gather(roots: Mapping[str, Path]) -> list[dict[str, str]]:
+    """The functions in each library's source folder: rows of anchor, positive, file and split.
 
     Of the pairs that share a docstring or a source, up to white space, one is kept.
     """
@@ -48,9 +52,8 @@ def gather(roots: Mapping[str, Path]) -> pa.Table:
         if per_library[library] < PAIRS_PER_LIBRARY:
             per_library[library] += 1
             seen.update(keys)
-            rows.append((*pair, file, libraries.split_of(file)))
-    columns = zip(*rows, strict=True)
-    return pa.table(dict(zip(("anchor", "positive", "file", "split"), map(list, columns), strict=True)))
+            rows.append({"anchor": pair[0], "positive": pair[1], "file": file, "split": libraries.split_of(file)})
+    return rows
 
 
 def functions(source: bytes) -> list[tuple[str, str]]:

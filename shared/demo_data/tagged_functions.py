@@ -4,6 +4,8 @@ The words are the tokens of a function, without comments and docstring. The tags
 class, a function, an argument, an attribute or a module; all other words, such as local variables, have the tag O.
 """
 
+from __future__ import annotations
+
 import ast
 import builtins
 import io
@@ -13,12 +15,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from shared.demo_data import libraries
 from shared.demo_data.libraries import Function
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FILES_PER_LIBRARY = 80
 MAX_BYTES = 100_000  # of a file; larger ones are mostly tables
@@ -42,8 +45,8 @@ def load() -> tuple[pa.Table, pa.Table]:
     return libraries.in_splits(libraries.cached_table("sources", gather))
 
 
-def gather(roots: Mapping[str, Path]) -> pa.Table:
-    """The tagged functions in each library's source folder: columns tokens, tags, file and split, in a random order.
+def gather(roots: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """The tagged functions in each library's source folder: rows of tokens, tags, file and split, in a random order.
 
     Functions with the same words are duplicates: one of them is kept.
     """
@@ -59,7 +62,7 @@ def gather(roots: Mapping[str, Path]) -> pa.Table:
         counts[split] += 1
         if counts[split] <= MOST_TEXTS[split]:
             rows.append(found[text])
-    return pa.Table.from_pylist(rows)
+    return rows
 
 
 def tagged_functions(source: bytes) -> list[tuple[list[str], list[str]]]:

@@ -3,13 +3,17 @@
 `load` returns classification data (train, validation); `documents` returns all texts, for masked language modeling.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from shared.demo_data import libraries
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TEXTS_PER_LIBRARY = 2000
 MIN_CHARACTERS = 80  # shorter texts are mostly single sentences that fit any library ("Return a copy.")
@@ -38,8 +42,8 @@ def documents() -> pa.Table:
     return libraries.cached_table("docstrings", gather).drop_columns(["label"])
 
 
-def gather(roots: Mapping[str, Path]) -> pa.Table:
-    """The docstrings in each library's source folder: columns text, label, file and split, in a fixed random order.
+def gather(roots: Mapping[str, Path]) -> list[dict[str, str]]:
+    """The docstrings in each library's source folder: rows of text, label, file and split, in a fixed random order.
 
     Texts that differ only in white space are duplicates: one of them is kept, or none if two libraries contain it.
     """
@@ -53,9 +57,8 @@ def gather(roots: Mapping[str, Path]) -> pa.Table:
 
     # Sorted by a hash of the text, so the first n rows are a random sample for any n; `load` relies on this.
     keys = sorted(found.keys() - ambiguous, key=lambda key: (libraries.uniform_hash("order", key), key))
-    texts, files = ([found[key][i] for key in keys] for i in range(2))
-    splits = [libraries.split_of(file) for file in files]
-    return pa.table({"text": texts, "label": [_label(file) for file in files], "file": files, "split": splits})
+    rows = (found[key] for key in keys)
+    return [{"text": t, "label": _label(f), "file": f, "split": libraries.split_of(f)} for t, f in rows]
 
 
 def docstrings(source: bytes) -> list[str]:

@@ -86,19 +86,13 @@ def read_to_the_end():
     return sorted(read)
 
 
-def test_after_a_kill_only_the_missing_blocks_are_written():
-    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 1, 9), 1)
-    context.processes[0].join(60)
-    assert context.processes[0].exitcode == -signal.SIGKILL
-    assert read_to_the_end() == [*range(8, COUNT)]
-
-
-def test_the_other_processes_write_the_blocks_of_a_killed_one():
-    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 2, 1), 2)
+@pytest.mark.parametrize(("processes", "kill_at", "left"), [(1, 9, [*range(8, COUNT)]), (2, 1, [])])
+def test_after_a_kill_this_or_another_process_writes_the_missing_blocks_only(processes, kill_at, left):
+    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), processes, kill_at), processes)
     for process in context.processes:
         process.join(60)
-    assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0]
-    check_result()
+    assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0][:processes]
+    assert read_to_the_end() == left
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut short"])

@@ -127,19 +127,3 @@ def test_an_array_of_blocks_is_their_concatenation_wherever_it_is_stored(parts, 
             found = shared_array(lambda: iter(blocks), dtype)
         assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
         assert (mapped_file(found) is None) == (expected.nbytes <= most)
-
-
-def test_an_array_is_written_once_and_another_content_or_type_has_another_file(monkeypatch):
-    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
-    calls = []
-
-    def blocks(*values):
-        calls.append(values)
-        return [np.array(values)]
-
-    files = [mapped_file(shared_array(lambda: blocks(1, 2), np.int64)) for _ in range(3)]
-    assert len({*files}) == 1
-    assert len(calls) == 4
-    files += [mapped_file(shared_array(lambda: blocks(1, 3), np.int64))]
-    files += [mapped_file(shared_array(lambda: blocks(1, 2), np.int32))]
-    assert len({*files}) == 3

@@ -1,8 +1,8 @@
 """Labels of the training and the validation part are matched by their names."""
 
 import pytest
-from label_tables import class_labels, table_of
 from runs import refusal
+from table_files import class_labels, table_of
 
 from shared.datasets.labels import Labels
 

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import runs
-from label_tables import class_labels, table_of
 from runs import refusal
+from table_files import class_labels, table_of
 
 from shared.datasets import label_cells
 from shared.datasets.labels import Labels, load_labeled

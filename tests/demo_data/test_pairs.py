@@ -55,7 +55,7 @@ def test_each_text_is_used_once_and_short_ones_are_left_out(tmp_path):
     (tmp_path / "lib").mkdir()
     for name, content in code.items():
         (tmp_path / "lib" / name).write_text(content)
-    rows = pairs.gather({"lib": tmp_path / "lib"}).to_pylist()
+    rows = pairs.gather({"lib": tmp_path / "lib"})
     anchors, sources = ([row[name] for row in rows] for name in ("anchor", "positive"))
     assert len(set(anchors)) == len(set(sources)) == len(rows) == 2
     assert set(anchors) <= set(texts)

@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pyarrow as pa
+
 from shared.demo_data import libraries, tagged_functions
 
 SOURCE = '''
@@ -75,11 +77,11 @@ def test_all_functions_of_a_file_are_in_the_same_table_and_duplicates_are_kept_o
     for number in range(30):
         functions = [f"def f{number}_{i}(x):\n    {body}\n" for i in range(2)]
         (tmp_path / f"m{number}.py").write_text("\n".join([*functions, f"def same(x):\n    {body}\n"]))
-    table = tagged_functions.gather({"planted": tmp_path})
-    parts = libraries.in_splits(table)
+    rows = tagged_functions.gather({"planted": tmp_path})
+    parts = libraries.in_splits(pa.Table.from_pylist(rows))
     files = [set(part["file"].to_pylist()) for part in parts]
     assert not files[0] & files[1]
     assert min(map(len, files)) > 0
     texts = [" ".join(words) for part in parts for words in part["tokens"].to_pylist()]
     assert len(texts) == len(set(texts)) == 61
-    assert tagged_functions.gather({"planted": tmp_path}).equals(table)
+    assert tagged_functions.gather({"planted": tmp_path}) == rows

@@ -94,15 +94,16 @@ def test_the_rows_and_their_order_do_not_depend_on_the_order_of_the_files(site, 
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(real(self, pattern))))
     monkeypatch.setattr(libraries, "FILES_PER_PROCESS", 5)
     second = texts.gather(dict(reversed(roots(site).items())))
-    assert second.equals(first)
-    assert first["label"].to_pylist() != sorted(first["label"].to_pylist())  # shuffled: the first rows are a sample
+    assert second == first
+    labels = [row["label"] for row in first]
+    assert labels != sorted(labels)  # shuffled: the first rows are a sample
 
 
 def test_a_source_file_is_in_one_split_and_stays_there_when_files_are_added(site):
-    before = {row["file"]: row["split"] for row in texts.gather(roots(site)).to_pylist()}
+    before = {row["file"]: row["split"] for row in texts.gather(roots(site))}
     for number in range(100, 140):
         (site / "planted_a" / f"m{number}.py").write_text(f'"""{sentence("planted_a", number)}"""')
-    rows = texts.gather(roots(site)).to_pylist()
+    rows = texts.gather(roots(site))
     after = {(row["file"], row["split"]) for row in rows}
     assert len(after) == len({row["file"] for row in rows}) == len(before) + 40
     assert before.items() <= after
@@ -115,7 +116,7 @@ def test_duplicates_are_kept_once_and_texts_that_two_libraries_share_are_dropped
     shared = "A sentence that two of the libraries have, so that nobody can tell from which of the two it comes."
     (site / "planted_a" / "again.py").write_text(f'"""{again}"""\nclass A:\n    """{shared}"""')
     (site / "planted_b" / "again.py").write_text(f'"""{shared}\n"""\nclass A:\n    """Too short to say much."""')
-    rows = texts.gather(roots(site)).to_pylist()
+    rows = texts.gather(roots(site))
     keys = Counter(" ".join(row["text"].split()) for row in rows)
     assert keys == dict.fromkeys(planted(), 1)
 
@@ -123,10 +124,10 @@ def test_duplicates_are_kept_once_and_texts_that_two_libraries_share_are_dropped
 def test_the_number_of_files_per_library_is_limited_and_its_tests_are_left_out(site, monkeypatch):
     (site / "planted_a" / "tests").mkdir()
     (site / "planted_a" / "tests" / "test_a.py").write_text(f'"""{sentence("planted_a", 77)}"""')
-    everything = texts.gather(roots(site)).to_pylist()
+    everything = texts.gather(roots(site))
     assert not any("tests" in row["file"] for row in everything)
     monkeypatch.setattr(libraries, "FILES_PER_LIBRARY", 4)
-    some = texts.gather(roots(site)).to_pylist()
+    some = texts.gather(roots(site))
     assert all(3 <= count <= 4 for count in Counter(file.split("/")[0] for file in {r["file"] for r in some}).values())
     assert [row for row in everything if row["file"] in {r["file"] for r in some}] == some
 

@@ -1,6 +1,7 @@
 """Families of image classifiers train, export, and reach the reported score in a pipeline, as docs/images.md says."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from PIL import Image
 
 from shared.config import options
 from shared.errors import UserError
-from shared.images.image_models import geometry_of, load_geometry, normalization_of
+from shared.images.image_models import adapt_to_device, geometry_of, load_geometry, normalization_of
 from shared.models.optimizers import muon_groups
 from shared.models.trainable import backbone
-from shared.pretrained.from_pretrained import head_for, label_order
+from shared.options.image_options import ImageOptions
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -141,22 +142,6 @@ def test_the_table_of_families_lists_the_tested_ones():
     assert {*re.findall(r"`(\w+)ForImageClassification`", table)} == {*FAMILIES}
 
 
-@pytest.mark.parametrize("family", ["ViT", "CLIP"])
-def test_a_head_for_the_same_classes_in_another_order_keeps_its_order(recipe, tmp_path, images, family):
-    kind = f"{family}ForImageClassification"
-    sizes = getattr(transformers, f"{family}Config")(**FAMILIES[family][1], **head_for(("light", "odd", "dark")))
-    given = getattr(transformers, kind)(sizes).eval()
-    given.save_pretrained(tmp_path / "given")
-    pixels = torch.rand(2, 3, 32, 32)
-    config = config_of(recipe, tmp_path, images)
-    names = label_order(str(tmp_path / "given"), ("dark", "light", "odd"))
-    assert names == ("light", "odd", "dark")
-    for classes, kept in ((names, True), (("a", "b", "c"), False)):
-        model = recipe.build_model(config, classes).eval()
-        assert torch.allclose(model(pixel_values=pixels).logits, given(pixel_values=pixels).logits) is kept
-        assert model.config.id2label == dict(enumerate(classes))
-
-
 def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, tmp_path, images, capsys):
     for family, flags, expected in (
         ("CLIP", [], "images are 32 x 32 (from the model's config), normalized as for ImageNet"),
@@ -209,3 +194,18 @@ def test_unusual_processors_give_a_message_or_are_refused(capsys):
         geometry_of(transformers.Siglip2ImageProcessorPil(), given)
     with pytest.raises(UserError, match="its image processor makes no images"):
         geometry_of(transformers.ImageGPTImageProcessorPil(), given)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_convolutions_on_a_gpu_are_channels_last_and_cudnn_benchmark_is_refused_on_a_cpu(monkeypatch, flag):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(**FAMILIES["ResNet"][1]))
+    config = SimpleNamespace(**vars(ImageOptions()) | {"channels_last": True, "cudnn_benchmark": flag})
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))  # nothing is moved there
+    kernels = [p for p in adapt_to_device(on_gpu, config, model).parameters() if p.ndim == 4 and p.shape[2] > 1]
+    assert kernels
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
+    assert torch.backends.cudnn.benchmark is flag
+    if flag:
+        on_cpu = SimpleNamespace(device=torch.device("cpu"))
+        assert "--cudnn_benchmark needs a GPU" in runs.refusal(adapt_to_device, on_cpu, config, model)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from shared.errors import UserError
 from shared.images import paths
-from shared.images.cache import key_of_files
 from shared.images.paths import EXTENSIONS, images_below, stored_names
 from shared.images.sources import Source
 
@@ -31,16 +30,6 @@ def test_any_names_give_the_paths_of_a_list(names, root, at_once):
     expected = [Path(root) / name for name in names]
     assert [source.stored(i) for i in rows] == expected
     assert [*source.files()] == [str(path.absolute()) for path in expected]
-
-
-@pytest.mark.parametrize("files", [["a/b/c", "a/b/d"], ["a/b/c", "a/d/e", "a/b"], ["x/a", "y/b"], ["x", "x!/a", "y"]])
-def test_the_folder_of_all_files_is_found(tmp_path, files):
-    for i, name in enumerate(files):
-        file = tmp_path / name / f"{i}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-        files[i] = str(file)
-    assert key_of_files(files)[1] == os.path.commonpath([Path(file).parent for file in files])
 
 
 def listed_at_once(root):

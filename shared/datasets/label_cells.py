@@ -165,30 +165,21 @@ def numbers_of(table: pa.Table, column: str) -> np.ndarray:
 
 
 def refuse_outliers(table: pa.Table, column: str, numbers: np.ndarray) -> None:
-    """Refuse one number, or up to 1 % of the numbers [N], beside which float32 cannot distinguish the others.
+    """Refuse a number beside which float32 cannot distinguish the others, except up to 1 % at each end.
 
-    Standardized together, the others would all become the same target. `numbers` may be memory-mapped.
+    Standardized together, the others would all become the same target. `numbers` [N] may be memory-mapped.
 
     Raises:
-        UserError: names the row of the first such number.
+        UserError: names the row of the largest such number.
     """
-    usual = float(np.median(numbers[:: len(numbers) // BLOCK + 1]))
-    starts = range(0, len(numbers), BLOCK)
-    blocks = [slice(start, start + BLOCK) for start in starts]
-    largest = max(float(np.abs(numbers[block]).max()) for block in blocks)
-    limit = FINEST * (step := float(np.spacing(np.float32(largest))))
-    far, varies = [], False
-    for block in blocks:
-        distances = np.abs(numbers[block] - usual)
-        far.append(block.start + np.flatnonzero(distances >= limit))
-        varies |= bool(((distances > 0) & (distances < limit)).any())
-    rows = np.concatenate(far)
-    if varies and 0 < len(rows) <= max(1, len(numbers) // 100):
-        row = int(rows[0])
+    row = max(int(numbers.argmin()), int(numbers.argmax()), key=lambda row: abs(numbers[row]))
+    low, usual, high = np.percentile(numbers[:: len(numbers) // BLOCK + 1], [1, 50, 99])
+    step = float(np.spacing(np.float32(abs(numbers[row]))))
+    if 0 < high - low <= FINEST * step <= abs(numbers[row] - usual):
         raise UserError(
             f"{where(table, row)} has {numbers[row]:g} in {column}, where most rows have about {usual:.4g}: float32, "
-            f"the dtype of a model's outputs, has steps of {step:.2g} at {largest:.4g}, so it cannot distinguish the "
-            "others: correct the row, or give the logarithms of the column"
+            f"the dtype of a model's outputs, has steps of {step:.2g} there, so it cannot distinguish the others: "
+            "correct the row, or give the logarithms of the column"
         )
 
 

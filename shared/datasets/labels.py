@@ -14,7 +14,6 @@ from shared.cache.prepared import arrays_writer, build_once, key_digest, read_ar
 from shared.datasets.label_cells import (
     FLAG,
     TOO_MANY,
-    Found,
     Kind,
     cells_of,
     class_names,
@@ -67,7 +66,7 @@ class Labels:
     delimiter: str | None = None  # separates the labels of a row in a text column
 
     def __str__(self) -> str:
-        names = f": {', '.join(self.names[:10])}{', ...' * (len(self.names) > 10)}" if self.names else ""
+        names = f": {listed(self.names, 10)}" if self.names else ""
         return f"{self.kind}, {count_of(self.num_labels, 'label')}{names}"
 
     @property
@@ -111,11 +110,10 @@ class Labels:
         if kind == "regression":
             labels = cls(kind, columns[0])
             labels.encode(table)  # finds all errors
-            return labels
-        if len(columns) > 1:
+        elif len(columns) > 1:
             labels = cls(kind, columns, columns, columns)
         else:
-            labels = cls.of_column(table, labels_in(table, columns[0], delimiter), columns[0], kind, delimiter)
+            labels = cls.of_column(table, columns[0], kind, delimiter)
         if kind == "multi_label" and table.num_rows > 1:
             targets = chain.from_iterable(labels._blocks(table))
             first = next(targets)
@@ -125,9 +123,9 @@ class Labels:
         return labels
 
     @classmethod
-    def of_column(cls, table: pa.Table, found: Found, column: str, kind: Kind, delimiter: str | None) -> "Labels":
-        """Learn the labels of one column; `found` are those of the table."""
-        source = f"{FLAG} {column}: {source_of(table)}"
+    def of_column(cls, table: pa.Table, column: str, kind: Kind, delimiter: str | None) -> "Labels":
+        """Learn the labels of one column."""
+        source, found = f"{FLAG} {column}: {source_of(table)}", labels_in(table, column, delimiter)
         type_ = column_of(table.slice(0, 0), column, FLAG).type
         type_ = type_.value_type if is_list(type_) else type_
         distinct, classes = [*found.first_rows], class_names(table, column)
@@ -188,32 +186,28 @@ class Labels:
         return read_array(build_once(f"targets-{name}", build) / "targets.npy")
 
     def _blocks(self, table: pa.Table) -> Iterator[np.ndarray]:
-        """Yield an empty array, and the targets of each block of a table."""
+        """The targets of each block of a table, after those of no row, which have the type."""
+        blocks = chain([table.slice(0, 0)], blocks_of(table))
         if self.kind == "regression":
-            yield np.empty(0)
-            yield from (numbers_of(block, self.columns[0]) for block in blocks_of(table))
-            return
+            return (numbers_of(block, self.columns[0]) for block in blocks)
         if self.vectors or len(self.columns) > 1:
-            yield np.empty((0, self.num_labels), np.float32)
-            yield from map(self._marks, blocks_of(table))
-            return
+            return map(self._marks, blocks)
         ids = self._ids(table, self.columns[0], labels_in(table, self.columns[0], self.delimiter).first_rows)
-        one_each = self.kind == "classification"
-        yield np.empty(0, np.int64) if one_each else np.empty((0, self.num_labels), np.float32)
-        for block in blocks_of(table):
-            texts, places, rows = cells_of(block, self.columns, self.delimiter)
-            found = np.array([ids[text] for text in texts], np.int64)[places]
-            yield found if one_each else self._sets(block, found, rows)
+        return (self._known(block, ids) for block in blocks)
 
-    def _sets(self, block: pa.Table, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """float32 [N, num_labels] of 0 and 1 from the ids [n] of the labels and their rows [n]."""
+    def _known(self, block: pa.Table, ids: dict[str, int]) -> np.ndarray:
+        """Class ids, or float32 [N, num_labels] of 0 and 1, from the id of each text."""
+        texts, places, rows = cells_of(block, self.columns, self.delimiter)
+        found = np.array([ids[text] for text in texts], np.int64)[places]
+        if self.kind == "classification":
+            return found
         targets = np.zeros((block.num_rows, self.num_labels), np.float32)
-        targets[rows, ids] = 1
+        targets[rows, found] = 1
         if np.count_nonzero(targets) < len(rows):
-            first = np.unique(rows * self.num_labels + ids, return_index=True)[1]
+            first = np.unique(rows * self.num_labels + found, return_index=True)[1]
             repeated = np.delete(np.arange(len(rows)), first)[0]
             raise UserError(
-                f"{where(block, int(rows[repeated]))} has the label {self.names[ids[repeated]]} twice in "
+                f"{where(block, int(rows[repeated]))} has the label {self.names[found[repeated]]} twice in "
                 f"{self.column}: write either the labels of each row as a list, or in all rows 0 or 1 for each label"
             )
         return targets
@@ -251,7 +245,7 @@ class Labels:
             by_number = {text: by_value[text] for text in texts}
             if len(found) < len(texts):
                 found = by_number
-                meant = ", ".join(f"{number} is {name}" for number, name in list(enumerate(classes or self.names))[:5])
+                meant = listed([f"{number} is {name}" for number, name in enumerate(classes or self.names)])
                 with_names = source_of(table) if classes else "the training data"
                 say(f"{source_of(table)}: only {with_names} has names of labels: matched by number ({meant})")
             elif found != by_number:
@@ -291,8 +285,6 @@ def _decided(
     Raises:
         UserError: a column does not exist or does not fit the kind, or see `with_labels`.
     """
-    for name in columns:
-        column_of(table.slice(0, 0), name, FLAG)
     marks = len(columns) > 1 or delimiter is not None
     if not marks:
         table, _ = with_labels(table, None, columns[0], "regression" if wanted == "regression" else None)

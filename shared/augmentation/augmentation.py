@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation import color, random_operations
-from shared.augmentation.device_transfer import to
+from shared.augmentation.color import to
 from shared.augmentation.resampling import crop_and_resize
 from shared.config.fields import Limits, Share
 from shared.images.decoding import Geometry
@@ -147,7 +147,8 @@ class Augmentation:
         boxes = crop_boxes(draw, batch["aspects"], config.min_crop_area)
         if config.horizontal_flip:
             boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
-        images = self.cut(batch["images"], boxes)
+        size = config.train_image_size or self.geometry.size
+        images = crop_and_resize(batch["images"], boxes, size, self.geometry.interpolation)
         if config.trivial_augment:
             operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
             images = random_operations.trivial(images, operation, magnitude, sign)
@@ -166,11 +167,6 @@ class Augmentation:
             return images, Targets(batch["labels"])
         images, share = mix(images, draw, config.mixup, config.cutmix)
         return images, Targets(batch["labels"], batch["labels"].roll(1), share)
-
-    def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
-        """Cut the boxes out of decoded images and scale them to the size of the training."""
-        size = self.config.train_image_size or self.geometry.size
-        return crop_and_resize(images, boxes, size, self.geometry.interpolation)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalize values 0 ... 255 with the mean and the standard deviation that the model expects."""
@@ -278,7 +274,11 @@ def mixed_cross_entropy(
             (Wightman et al. 2021, "ResNet strikes back"). It takes no `weight`.
     """
     if binary:
-        return F.softplus(logits).sum(-1) - expected_logit(logits, targets, label_smoothing)
+        expected = logits.gather(1, targets.labels[:, None])[:, 0]  # the mean by the probabilities of the target
+        if targets.others is not None and targets.share is not None:
+            other = logits.gather(1, targets.others[:, None])[:, 0]
+            expected = other + targets.share * (expected - other)
+        return F.softplus(logits).sum(-1) - (expected + label_smoothing * (logits.mean(-1) - expected))
     if targets.others is None or targets.share is None:
         return F.cross_entropy(logits, targets.labels, weight, reduction="none", label_smoothing=label_smoothing)
     log_probabilities = F.log_softmax(logits, dim=-1)
@@ -288,12 +288,3 @@ def mixed_cross_entropy(
         return losses
     weighted = log_probabilities if weight is None else log_probabilities * weight
     return losses - label_smoothing * (losses + weighted.mean(-1))
-
-
-def expected_logit(logits: Tensor, targets: Targets, label_smoothing: float) -> Tensor:
-    """The mean of each row's logits by the probabilities of its target, [rows]."""
-    found = logits.gather(1, targets.labels[:, None])[:, 0]
-    if targets.others is not None and targets.share is not None:
-        other = logits.gather(1, targets.others[:, None])[:, 0]
-        found = other + targets.share * (found - other)
-    return found + label_smoothing * (logits.mean(-1) - found)

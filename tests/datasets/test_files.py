@@ -184,3 +184,8 @@ def test_one_file_may_be_a_plain_string_in_python_and_in_a_config(tmp_path):
     config = options.parse(DataOptions, ["--config", str(tmp_path / "config.yaml")])
     assert config == DataOptions(train_file="a.csv")
     assert config.train_file == ("a.csv",)
+
+
+def test_a_line_without_the_column_is_a_document_without_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"words": "b"}\n')
+    assert texts_of(of_files([str(tmp_path)], "--train_file", "text")) == ["a", None]

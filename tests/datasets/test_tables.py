@@ -2,6 +2,7 @@
 
 import socket
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -44,7 +45,6 @@ def test_without_a_validation_file_rows_are_held_out_and_one_process_prints_it(t
 
 def saved_splits(folder, **splits):
     """Write a save_to_disk folder; `splits` gives the number of rows of each split, or their labels."""
-    datasets = pytest.importorskip("datasets")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     parts = {}
     for name, labels in splits.items():
@@ -56,7 +56,6 @@ def saved_splits(folder, **splits):
 
 
 def test_a_saved_dataset_is_read_in_its_order_with_its_label_names_and_refused_if_it_was_cut_off(tmp_path):
-    datasets = pytest.importorskip("datasets")
     folder = saved_splits(tmp_path / "all", train=10)
     datasets.load_from_disk(folder)["train"].select([3, 1, 2]).save_to_disk(tmp_path / "one")
     table = read_saved(str(tmp_path / "one"))["train"]
@@ -87,7 +86,6 @@ def test_a_dataset_that_was_loaded_before_needs_no_network_and_another_suggests_
     monkeypatch, tmp_path
 ):
     """The Hub is at a closed port, and a call of its client fails the test."""
-    datasets = pytest.importorskip("datasets")
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
     monkeypatch.setenv("no_proxy", "127.0.0.1")

@@ -1,5 +1,6 @@
 """Families of image classifiers train, export, and reach the reported score in a pipeline, as docs/images.md says."""
 
+import copy
 import re
 from types import SimpleNamespace
 
@@ -197,15 +198,27 @@ def test_unusual_processors_give_a_message_or_are_refused(capsys):
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_convolutions_on_a_gpu_are_channels_last_and_cudnn_benchmark_is_refused_on_a_cpu(monkeypatch, flag):
+def test_channels_last_computes_the_same_and_cudnn_benchmark_is_refused_on_a_cpu(monkeypatch, flag):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(**FAMILIES["ResNet"][1]))
+    torch.manual_seed(0)
+    first = transformers.ResNetForImageClassification(transformers.ResNetConfig(**FAMILIES["ResNet"][1]))
     config = SimpleNamespace(**vars(ImageOptions()) | {"channels_last": True, "cudnn_benchmark": flag})
     on_gpu = SimpleNamespace(device=torch.device("cuda"))  # nothing is moved there
-    kernels = [p for p in adapt_to_device(on_gpu, config, model).parameters() if p.ndim == 4 and p.shape[2] > 1]
+    last = adapt_to_device(on_gpu, config, copy.deepcopy(first))
+    assert torch.backends.cudnn.benchmark is flag
+    kernels = [p for p in last.parameters() if p.ndim == 4 and p.shape[2] > 1]
     assert kernels
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
-    assert torch.backends.cudnn.benchmark is flag
+    images = torch.randn(4, 3, 32, 32)
+    ordered = images, images.to(memory_format=torch.channels_last)
+    logits = [model.train()(pixel_values=given).logits for model, given in zip((first, last), ordered, strict=True)]
+    assert torch.allclose(*logits, atol=1e-5)
+    for each in logits:
+        each.square().sum().backward()
+    for p, q in zip(first.parameters(), last.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-5 * float(p.grad.norm()))
+    for a, b in zip(first.buffers(), last.buffers(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
     if flag:
         on_cpu = SimpleNamespace(device=torch.device("cpu"))
-        assert "--cudnn_benchmark needs a GPU" in runs.refusal(adapt_to_device, on_cpu, config, model)
+        assert "--cudnn_benchmark needs a GPU" in runs.refusal(adapt_to_device, on_cpu, config, last)

@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -62,7 +63,6 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     if kind == "folders":
         given.train_dir = str(root)
     elif kind == "saved":
-        datasets = pytest.importorskip("datasets")
         rows = {"image": [file.read_bytes() for file in files], "label": columns["label"]}
         datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved", num_shards=3)
         given.dataset_name = str(tmp_path / "saved")

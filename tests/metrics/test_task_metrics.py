@@ -83,8 +83,7 @@ def test_metrics_that_the_validation_data_cannot_give_are_noted_before_training(
     scores = (true if kind == "multi_label" else np.eye(classes)[true]).astype(np.float32)
     values = metrics.compute(true, true, scores)
     assert values["roc_auc"] == pytest.approx(float(expected), nan_ok=True)
-    found = metrics.notes.get("note on --metric_name", "")
-    assert found == note
+    assert metrics.notes.get("note on --metric_name", "") == note
     lacks_b = kind == "classification" and 1 not in targets
     assert ("note on --positive_label" in metrics.notes) == lacks_b
     no_auc = {"roc_auc"} if expected == "nan" else set()

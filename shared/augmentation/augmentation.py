@@ -147,8 +147,7 @@ class Augmentation:
         boxes = crop_boxes(draw, batch["aspects"], config.min_crop_area)
         if config.horizontal_flip:
             boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
-        size = config.train_image_size or self.geometry.size
-        images = crop_and_resize(batch["images"], boxes, size, self.geometry.interpolation)
+        images = self.cut(batch["images"], boxes)
         if config.trivial_augment:
             operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
             images = random_operations.trivial(images, operation, magnitude, sign)
@@ -167,6 +166,11 @@ class Augmentation:
             return images, Targets(batch["labels"])
         images, share = mix(images, draw, config.mixup, config.cutmix)
         return images, Targets(batch["labels"], batch["labels"].roll(1), share)
+
+    def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
+        """Cut the boxes out of decoded images and scale them to the size of the training."""
+        size = self.config.train_image_size or self.geometry.size
+        return crop_and_resize(images, boxes, size, self.geometry.interpolation)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalize values 0 ... 255 with the mean and the standard deviation that the model expects."""

@@ -101,7 +101,8 @@ class _Groups:
         if self.targets.ndim == 1:
             return np.bincount(self.targets)
         blocks = (self(start, start + BLOCK) for start in range(0, len(self.targets), BLOCK))
-        return np.sum([np.bincount(block, minlength=len(self.numbers)) for block in blocks], axis=0)
+        counts = (np.bincount(block, minlength=len(self.numbers)) for block in blocks)
+        return sum(counts, start=np.zeros(len(self.numbers), np.int64))
 
 
 def _keep_each_label(targets: NDArray, held_out: NDArray[np.bool_]) -> None:

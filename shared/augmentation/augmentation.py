@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation import color, random_operations
-from shared.augmentation.device_transfer import to
+from shared.augmentation.color import to
 from shared.augmentation.resampling import crop_and_resize
 from shared.config.fields import Limits, Share
 from shared.images.decoding import Geometry
@@ -278,7 +278,11 @@ def mixed_cross_entropy(
             (Wightman et al. 2021, "ResNet strikes back"). It takes no `weight`.
     """
     if binary:
-        return F.softplus(logits).sum(-1) - expected_logit(logits, targets, label_smoothing)
+        expected = logits.gather(1, targets.labels[:, None])[:, 0]  # the mean by the probabilities of the target
+        if targets.others is not None and targets.share is not None:
+            other = logits.gather(1, targets.others[:, None])[:, 0]
+            expected = other + targets.share * (expected - other)
+        return F.softplus(logits).sum(-1) - (expected + label_smoothing * (logits.mean(-1) - expected))
     if targets.others is None or targets.share is None:
         return F.cross_entropy(logits, targets.labels, weight, reduction="none", label_smoothing=label_smoothing)
     log_probabilities = F.log_softmax(logits, dim=-1)
@@ -288,12 +292,3 @@ def mixed_cross_entropy(
         return losses
     weighted = log_probabilities if weight is None else log_probabilities * weight
     return losses - label_smoothing * (losses + weighted.mean(-1))
-
-
-def expected_logit(logits: Tensor, targets: Targets, label_smoothing: float) -> Tensor:
-    """The mean of each row's logits by the probabilities of its target, [rows]."""
-    found = logits.gather(1, targets.labels[:, None])[:, 0]
-    if targets.others is not None and targets.share is not None:
-        other = logits.gather(1, targets.others[:, None])[:, 0]
-        found = other + targets.share * (found - other)
-    return found + label_smoothing * (logits.mean(-1) - found)

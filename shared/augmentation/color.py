@@ -3,15 +3,22 @@
 Factors and thresholds are float32 [rows, 1, 1, 1], one per image.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.augmentation.device_transfer import to
-
 GREY = np.array([0.299, 0.587, 0.114])[:, None, None]
 SMOOTH = np.array([[1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [1.0, 1.0, 1.0]])
+
+
+def to(device: torch.device, values: NDArray[Any]) -> Tensor:
+    """Copy numbers to the device, fractions as float32; to a GPU from pinned memory: only such copies do not wait."""
+    tensor = torch.from_numpy(values.astype(np.float32) if values.dtype.kind == "f" else values)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:

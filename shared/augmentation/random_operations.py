@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation import color
-from shared.augmentation.device_transfer import to
+from shared.augmentation.color import to
 
 LEVELS = 31  # number of strengths, from none to the maximum
 

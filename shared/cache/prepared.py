@@ -69,7 +69,9 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
     """Build a folder, whose lock this process holds, unless it is complete."""
     if is_complete(folder):
         return
-    remove_damaged(folder)
+    if folder.exists():
+        print(f"{folder} is damaged or from an older version: building it again", file=sys.stderr)
+        folder.rename(f"{folder}.partial-{os.getpid()}")  # a process that has mapped its files keeps its mapping
     for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):
         shutil.rmtree(killed, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
@@ -177,16 +179,6 @@ def is_complete(folder: Path) -> bool:
         return bool(json.loads((folder / RECORD).read_text()) == fingerprints(folder))
     except (OSError, ValueError):
         return False
-
-
-def remove_damaged(folder: Path) -> None:
-    """Remove a damaged folder if it exists. A process that has mapped its files keeps its mapping."""
-    if not folder.exists():
-        return
-    print(f"{folder} is damaged or from an older version: building it again", file=sys.stderr)
-    aside = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
-    folder.rename(aside / "damaged")
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager

@@ -1,22 +1,34 @@
 """The cells of label columns: their kind, the labels of each row as texts, numbers; and the names of ClassLabels."""
 
+import json
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from shared.cache.prepared import key_digest, text_once
 from shared.compat import of_datasets
-from shared.datasets import arrow_files
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, refuse_missing, source_of, where, with_content
+from shared.datasets.rows import (
+    blocks_of,
+    column_of,
+    content_of,
+    is_text,
+    reading_in,
+    refuse_missing,
+    source_of,
+    where,
+)
 from shared.errors import UserError
 
 Kind = Literal["classification", "multi_label", "regression"]
 
 FLAG = "--label_column_name"
 TOO_MANY = "too many for classes: use another column, or --problem_type regression if the labels are numbers"
-MOST_DISTINCT = 1 << 20  # different sets of labels of a table
+FORMAT = 1  # part of the cache's names: increase it when the labels found in the same rows change
+MOST_DISTINCT = 1 << 20  # different labels of a table
 BLOCK = 1 << 20  # numbers of a memory-mapped array that are read at once
 FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
 ZERO_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # for one label, in lower case
@@ -46,25 +58,81 @@ def kind_of_column(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind
     return kind
 
 
-def labels_by_row(table: pa.Table, columns: Sequence[str], kind: Kind, delimiter: str | None = None) -> list[list[str]]:
-    """The labels of each row as texts; with several columns, the cell of each. UserError for a missing label.
+class Cells(NamedTuple):
+    """The labels of some rows, one after the other."""
+
+    texts: list[str]  # the different labels
+    places: np.ndarray  # int64 [n], of each label in `texts`
+    rows: np.ndarray  # int64 [n], the row of each label, ascending
+
+
+class Found(NamedTuple):
+    """The labels of a table."""
+
+    first_rows: dict[str, int]  # the first row with each label, in order
+    least: int  # number of labels of a row
+    most: int
+
+
+def cells_of(block: pa.Table, columns: Sequence[str], delimiter: str | None = None) -> Cells:
+    """The labels of the rows of a block; with several columns, the cell of each. UserError for a missing label.
 
     With a delimiter no label can be missing: a row with an empty text has no labels.
     """
-    rows: list[list[str]] = [[] for _ in range(table.num_rows)]
+    texts: list[str] = []
+    places = []
+    rows = np.arange(block.num_rows)
     for name in columns:
-        cells = column_of(table, name, FLAG).to_pylist()
+        cells = column_of(block, name, FLAG).combine_chunks()
         if delimiter is not None:
-            parts = (map(str.strip, text_of(cell).split(delimiter)) for cell in cells)
-            cells = [[*filter(None, labels)] for labels in parts]
-        elif kind != "multi_label" or len(columns) > 1:
-            cells = [[cell] for cell in cells]
-        gaps = {"", "-1"} if class_names(table, name) else {""}  # on the Hub, -1 is a label that is not published
-        found = [labels and [*map(text_of, labels)] for labels in cells]
-        refuse_missing(table, name, [texts is None or any(t.strip() in gaps for t in texts) for texts in found])
-        for labels, texts in zip(rows, found, strict=True):
-            labels.extend(texts)
-    return rows
+            cells = _split(cells, delimiter)
+        if is_list(cells.type):
+            refuse_missing(block, name, cells.is_null())
+            rows = np.repeat(rows, np.asarray(pc.list_value_length(cells)))
+            cells = cells.flatten()
+        encoded = cells.dictionary_encode("encode")
+        found = [*map(text_of, encoded.dictionary.to_pylist())]
+        gaps = {"", "-1"} if class_names(block, name) else {""}  # on the Hub, -1 is a label that is not published
+        refuse_missing(block, name, np.array([text.strip() in gaps for text in found], bool)[encoded.indices], rows)
+        places.append(np.asarray(encoded.indices, np.int64) + len(texts))
+        texts += found
+    return Cells(texts, np.stack(places, axis=1).ravel(), np.repeat(rows, len(columns)))
+
+
+def _split(cells: pa.Array, delimiter: str) -> pa.Array:
+    """The labels in texts with a delimiter: lists of texts [N]."""
+    encoded = cells.dictionary_encode("encode")
+    parts = (map(str.strip, text_of(cell).split(delimiter)) for cell in encoded.dictionary.to_pylist())
+    return pa.array([[*filter(None, labels)] for labels in parts], pa.list_(pa.string())).take(encoded.indices)
+
+
+def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
+    """The labels in a column. The first process of a machine reads a memory-mapped table, once.
+
+    Raises:
+        UserError: a label is missing, or there are too many different ones.
+    """
+
+    def find() -> str:
+        first_rows: dict[str, int] = {}
+        start = 0
+        sizes: set[int] = set()
+        for block in blocks_of(table):
+            texts, places, rows = cells_of(block, [column], delimiter)
+            first = np.empty(len(texts), np.int64)
+            first[places[::-1]] = rows[::-1]  # of the rows with the same label, the one that is written last stays
+            for text, row in zip(texts, first.tolist(), strict=True):
+                first_rows.setdefault(text, start + row)
+            if len(first_rows) > MOST_DISTINCT:
+                found = f"more than {MOST_DISTINCT:,} different values in {column}"
+                raise UserError(f"{source_of(table)} has {found}, {TOO_MANY}")
+            sizes |= {*np.unique(np.bincount(rows, minlength=block.num_rows)).tolist()}
+            start += block.num_rows
+        return json.dumps([first_rows, min(sizes, default=0), max(sizes, default=0)])
+
+    content = content_of(table)
+    key = key_digest(FORMAT, content, column, reading_in(table, column), delimiter)
+    return Found(*json.loads(text_once(f"labels-{key}", "labels.json", find) if content else find()))
 
 
 def text_of(cell: Any) -> str:
@@ -97,30 +165,21 @@ def numbers_of(table: pa.Table, column: str) -> np.ndarray:
 
 
 def refuse_outliers(table: pa.Table, column: str, numbers: np.ndarray) -> None:
-    """Refuse one number, or up to 1 % of the numbers [N], beside which float32 cannot distinguish the others.
+    """Refuse a number beside which float32 cannot distinguish the others, except up to 1 % at each end.
 
-    Standardized together, the others would all become the same target. `numbers` may be memory-mapped.
+    Standardized together, the others would all become the same target. `numbers` [N] may be memory-mapped.
 
     Raises:
-        UserError: names the row of the first such number.
+        UserError: names the row of the largest such number.
     """
-    usual = float(np.median(numbers[:: len(numbers) // BLOCK + 1]))
-    starts = range(0, len(numbers), BLOCK)
-    blocks = [slice(start, start + BLOCK) for start in starts]
-    largest = max(float(np.abs(numbers[block]).max()) for block in blocks)
-    limit = FINEST * (step := float(np.spacing(np.float32(largest))))
-    far, varies = [], False
-    for block in blocks:
-        distances = np.abs(numbers[block] - usual)
-        far.append(block.start + np.flatnonzero(distances >= limit))
-        varies |= bool(((distances > 0) & (distances < limit)).any())
-    rows = np.concatenate(far)
-    if varies and 0 < len(rows) <= max(1, len(numbers) // 100):
-        row = int(rows[0])
+    row = max(int(numbers.argmin()), int(numbers.argmax()), key=lambda row: abs(numbers[row]))
+    low, usual, high = np.percentile(numbers[:: len(numbers) // BLOCK + 1], [1, 50, 99])
+    step = float(np.spacing(np.float32(abs(numbers[row]))))
+    if 0 < high - low <= FINEST * step <= abs(numbers[row] - usual):
         raise UserError(
             f"{where(table, row)} has {numbers[row]:g} in {column}, where most rows have about {usual:.4g}: float32, "
-            f"the dtype of a model's outputs, has steps of {step:.2g} at {largest:.4g}, so it cannot distinguish the "
-            "others: correct the row, or give the logarithms of the column"
+            f"the dtype of a model's outputs, has steps of {step:.2g} there, so it cannot distinguish the others: "
+            "correct the row, or give the logarithms of the column"
         )
 
 
@@ -144,33 +203,3 @@ def names_of_ids(
         found = f"{where(table, int(rows[nameless[0]]))} has {what}{ids[nameless[0]]} in {column}"
         raise UserError(f"{found}, but its ClassLabel has names for 0 to {len(classes) - 1} only: correct the row")
     return pa.array(classes).take(pa.array(ids))
-
-
-def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The first row of each different set of labels of a table, in memory, with its row number.
-
-    Raises:
-        UserError: there are too many different ones.
-    """
-    seen: set[str] = set()
-
-    def is_new(_: int, block: pa.Table) -> np.ndarray:
-        new = []
-        for key in keys_of(block, columns).to_pylist():
-            new.append(key not in seen)
-            seen.add(key)
-        if len(seen) > MOST_DISTINCT:
-            found = f"more than {MOST_DISTINCT:,} different values in {', '.join(columns)}"
-            raise UserError(f"{source_of(table)} has {found}, {TOO_MANY}")
-        return np.array(new, bool)
-
-    of_labels = table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])
-    return with_content(arrow_files.filtered(of_labels, is_new, "distinct", columns), None)
-
-
-def keys_of(block: pa.Table, columns: Sequence[str]) -> pa.Array:
-    """A text for each row of a block; rows have the same text if and only if they have the same labels."""
-    if len(columns) == 1 and not is_list(block.schema.field(columns[0]).type):
-        return block[columns[0]].cast(pa.string()).combine_chunks()
-    cells = (block[name].to_pylist() for name in columns)
-    return pa.array(map(repr, zip(*cells, strict=True)), pa.string())

@@ -9,19 +9,17 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
 from shared.datasets.label_cells import (
     FLAG,
     TOO_MANY,
     Kind,
+    cells_of,
     class_names,
-    distinct_rows,
     is_list,
-    keys_of,
     kind_of_column,
-    labels_by_row,
+    labels_in,
     marks_of,
     names_of_ids,
     numbers_of,
@@ -68,7 +66,7 @@ class Labels:
     delimiter: str | None = None  # separates the labels of a row in a text column
 
     def __str__(self) -> str:
-        names = f": {', '.join(self.names[:10])}{', ...' * (len(self.names) > 10)}" if self.names else ""
+        names = f": {listed(self.names, 10)}" if self.names else ""
         return f"{self.kind}, {count_of(self.num_labels, 'label')}{names}"
 
     @property
@@ -112,50 +110,46 @@ class Labels:
         if kind == "regression":
             labels = cls(kind, columns[0])
             labels.encode(table)  # finds all errors
-            return labels
-        few = distinct_rows(table, columns)
-        if len(columns) > 1:
+        elif len(columns) > 1:
             labels = cls(kind, columns, columns, columns)
         else:
-            rows = labels_by_row(few, columns, kind, delimiter)
-            labels = cls.of_column(few, rows, table.num_rows, columns[0], kind, delimiter)
-        if kind == "multi_label" and len(np.unique(labels.encode_in_memory(few), axis=0)) < 2 <= table.num_rows:
-            names = " ".join(columns)
-            raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
+            labels = cls.of_column(table, columns[0], kind, delimiter)
+        if kind == "multi_label" and table.num_rows > 1:
+            targets = chain.from_iterable(labels._blocks(table))
+            first = next(targets)
+            if all(np.array_equal(row, first) for row in targets):
+                names = " ".join(columns)
+                raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
         return labels
 
     @classmethod
-    def of_column(
-        cls, few: pa.Table, rows: list[list[str]], count: int, column: str, kind: Kind, delimiter: str | None
-    ) -> "Labels":
-        """Learn the labels of one column; `few` and `rows` have its different cells, of `count` rows."""
-        source = f"{FLAG} {column}: {source_of(few)}"
-        type_ = column_of(few, column, FLAG).type
+    def of_column(cls, table: pa.Table, column: str, kind: Kind, delimiter: str | None) -> "Labels":
+        """Learn the labels of one column."""
+        source, found = f"{FLAG} {column}: {source_of(table)}", labels_in(table, column, delimiter)
+        type_ = column_of(table.slice(0, 0), column, FLAG).type
         type_ = type_.value_type if is_list(type_) else type_
-        distinct = [*dict.fromkeys(chain.from_iterable(rows))]
-        if pa.types.is_floating(type_) or pa.types.is_decimal(type_):
-            for row, labels in enumerate(rows):
-                if fractional := [label for label in labels if not re.match(INTEGER, label)]:
-                    found = f"{where(few, row)} has {fractional[0]} in {column}"
-                    raise UserError(f"{found}, which is not a class: use --problem_type regression")
-        if delimiter is not None and max(map(len, rows)) < 2:
+        distinct, classes = [*found.first_rows], class_names(table, column)
+        is_fraction = pa.types.is_floating(type_) or pa.types.is_decimal(type_)
+        if is_fraction and (others := [label for label in distinct if not re.match(INTEGER, label)]):
+            row = where(table, found.first_rows[others[0]])
+            raise UserError(f"{row} has {others[0]} in {column}, which is not a class: use --problem_type regression")
+        if delimiter is not None and found.most < 2:
             raise UserError(
-                f"--label_delimiter {delimiter} separates labels in no row of {source_of(few)} ({column}: "
+                f"--label_delimiter {delimiter} separates labels in no row of {source_of(table)} ({column}: "
                 f"{listed(distinct)}): use the text that separates two labels"
             )
-        classes, width = class_names(few, column), len(rows[0])
-        same_width = kind == "multi_label" and width > 1 and all(len(labels) == width for labels in rows)
+        same_width = kind == "multi_label" and found.least == found.most > 1
         if same_width and delimiter is None and not classes and not is_text(type_) and min(marks_of(distinct)) >= 0:
-            if width == 2 and all(sum(marks_of(labels)) == 1 for labels in rows):
-                say(f"{source} has only [0, 1] and [1, 0]: read as 0 or 1 for each of two labels, not as label ids")
-            names = tuple(map(str, range(width)))
+            if found.most == 2:
+                say(f"{source} has lists of two 0 or 1: read as 0 or 1 for each of two labels, not as label ids")
+            names = tuple(map(str, range(found.most)))
             return cls(kind, column, names, names, vectors=True)
         if len(distinct) < 2:
             raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
         if classes:
             return cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
-        if kind == "classification" and len(distinct) > max(MAX_CLASSES, count / 2):
-            raise UserError(f"{source} has {len(distinct):,} different values in {count:,} rows, {TOO_MANY}")
+        if kind == "classification" and len(distinct) > max(MAX_CLASSES, table.num_rows / 2):
+            raise UserError(f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, {TOO_MANY}")
         for name, other in pairwise(sorted(distinct, key=str.strip)):
             if name.strip() == other.strip():
                 raise UserError(f"{source} has {name!r} and {other!r}, which differ in white space: make them equal")
@@ -192,59 +186,58 @@ class Labels:
         return read_array(build_once(f"targets-{name}", build) / "targets.npy")
 
     def _blocks(self, table: pa.Table) -> Iterator[np.ndarray]:
-        """Yield an empty array, and the targets of each block of a table."""
+        """The targets of each block of a table, after those of no row, which have the type."""
+        blocks = chain([table.slice(0, 0)], blocks_of(table))
         if self.kind == "regression":
-            yield np.empty(0)
-            yield from (numbers_of(block, self.columns[0]) for block in blocks_of(table))
-            return
-        few = distinct_rows(table, self.columns)
-        targets, keys = self.encode_in_memory(few), keys_of(few, self.columns)
-        yield targets[:0]
-        for block in blocks_of(table):
-            yield targets[pc.index_in(keys_of(block, self.columns), keys).to_numpy()]
-
-    def encode_in_memory(self, table: pa.Table) -> np.ndarray:
-        """The targets of the rows of a table in memory; the labels are no numbers."""
-        rows = labels_by_row(table, self.columns, self.kind, self.delimiter)
+            return (numbers_of(block, self.columns[0]) for block in blocks)
         if self.vectors or len(self.columns) > 1:
-            return self._marks(table, rows)
-        ids = self._ids(table, self.columns[0], rows)
+            return map(self._marks, blocks)
+        ids = self._ids(table, self.columns[0], labels_in(table, self.columns[0], self.delimiter).first_rows)
+        return (self._known(block, ids) for block in blocks)
+
+    def _known(self, block: pa.Table, ids: dict[str, int]) -> np.ndarray:
+        """Class ids, or float32 [N, num_labels] of 0 and 1, from the id of each text."""
+        texts, places, rows = cells_of(block, self.columns, self.delimiter)
+        found = np.array([ids[text] for text in texts], np.int64)[places]
         if self.kind == "classification":
-            return np.array([ids[label] for (label,) in rows], np.int64)
-        targets = np.zeros((table.num_rows, self.num_labels), np.float32)
-        for row, labels in enumerate(rows):
-            targets[row, [ids[label] for label in labels]] = 1
-            if repeated := [label for label in labels if labels.count(label) > 1]:
-                raise UserError(
-                    f"{where(table, row)} has the label {self.names[ids[repeated[0]]]} twice in {self.column}: write "
-                    "either the labels of each row as a list, or in all rows 0 or 1 for each label"
-                )
+            return found
+        targets = np.zeros((block.num_rows, self.num_labels), np.float32)
+        targets[rows, found] = 1
+        if np.count_nonzero(targets) < len(rows):
+            first = np.unique(rows * self.num_labels + found, return_index=True)[1]
+            repeated = np.delete(np.arange(len(rows)), first)[0]
+            raise UserError(
+                f"{where(block, int(rows[repeated]))} has the label {self.names[found[repeated]]} twice in "
+                f"{self.column}: write either the labels of each row as a list, or in all rows 0 or 1 for each label"
+            )
         return targets
 
-    def _marks(self, table: pa.Table, rows: list[list[str]]) -> np.ndarray:
+    def _marks(self, block: pa.Table) -> np.ndarray:
         """float32 [N, num_labels] of the 0 and 1 in vectors, or in several columns; UserError for a row with others."""
-        marks = [marks_of(labels) for labels in rows]
-        for row, of_row in enumerate(marks):
-            if len(of_row) != self.num_labels or -1 in of_row:
-                raise UserError(
-                    f"{where(table, row)} has [{', '.join(rows[row])}] in {' '.join(self.columns)}: write 0 or 1 for "
-                    f"each of the {self.num_labels} labels"
-                )
-        places = [self.columns.index(value) if len(self.columns) > 1 else int(value) for value in self.values]
-        return np.array(marks, np.float32).reshape(-1, self.num_labels)[:, places]
+        texts, places, rows = cells_of(block, self.columns)
+        marks = np.array(marks_of(texts), np.float32)[places]
+        wrong = np.bincount(rows, minlength=block.num_rows) != self.num_labels
+        wrong[rows[marks < 0]] = True
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise UserError(
+                f"{where(block, row)} has [{', '.join(texts[i] for i in places[rows == row])}] in "
+                f"{' '.join(self.columns)}: write 0 or 1 for each of the {self.num_labels} labels"
+            )
+        order = [self.columns.index(value) if len(self.columns) > 1 else int(value) for value in self.values]
+        return marks.reshape(-1, self.num_labels)[:, order]
 
-    def _ids(self, table: pa.Table, column: str, rows: list[list[str]]) -> dict[str, int]:
-        """The id of the class or label that each text in `rows`, the labels by row, means.
+    def _ids(self, table: pa.Table, column: str, first_rows: dict[str, int]) -> dict[str, int]:
+        """The id of the class or label that each text means; `first_rows` has the first row with it.
 
         Names are compared with names. If only one of this table and training has the names of a ClassLabel, the values
         of the other may be its names or its ids; the interpretation that fits is used.
         """
         # Compared as text: the inferred type of a small validation file may differ (1, 2; in training 1, 2, "none").
-        row_of = {label: row for row, labels in reversed([*enumerate(rows)]) for label in labels}
-        texts = [*dict.fromkeys(chain.from_iterable(rows))]
+        texts = [*first_rows]
         classes, called = class_names(table, column), texts
         if classes:
-            numbers, at = np.array([*map(int, texts)], np.int64), np.array([row_of[text] for text in texts], np.int64)
+            numbers, at = np.array([*map(int, texts)], np.int64), np.array([*first_rows.values()], np.int64)
             called = names_of_ids(table, column, numbers, at, classes).to_pylist()
         by_name, by_value = (dict(zip(known, range(len(known)), strict=True)) for known in (self.names, self.values))
         found = {text: by_name[name] for text, name in zip(texts, called, strict=True) if name in by_name}
@@ -252,7 +245,7 @@ class Labels:
             by_number = {text: by_value[text] for text in texts}
             if len(found) < len(texts):
                 found = by_number
-                meant = ", ".join(f"{number} is {name}" for number, name in list(enumerate(classes or self.names))[:5])
+                meant = listed([f"{number} is {name}" for number, name in enumerate(classes or self.names)])
                 with_names = source_of(table) if classes else "the training data"
                 say(f"{source_of(table)}: only {with_names} has names of labels: matched by number ({meant})")
             elif found != by_number:
@@ -263,7 +256,7 @@ class Labels:
                 )
         if unknown := {text: name for text, name in zip(texts, called, strict=True) if text not in found}:
             raise UserError(
-                f"{where(table, row_of[next(iter(unknown))])} has a label in {column} that training does not have "
+                f"{where(table, first_rows[next(iter(unknown))])} has a label in {column} that training does not have "
                 f"(unknown: {listed([*dict.fromkeys(unknown.values())])}; known: {listed(self.names)}): correct such "
                 "rows, or add rows with these labels to the training data"
             )
@@ -292,8 +285,6 @@ def _decided(
     Raises:
         UserError: a column does not exist or does not fit the kind, or see `with_labels`.
     """
-    for name in columns:
-        column_of(table.slice(0, 0), name, FLAG)
     marks = len(columns) > 1 or delimiter is not None
     if not marks:
         table, _ = with_labels(table, None, columns[0], "regression" if wanted == "regression" else None)
@@ -321,11 +312,18 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     def learn(table: pa.Table) -> Labels:
         return Labels.from_table(table, config.label_column_name, config.problem_type, config.label_delimiter)
 
+    labels: Labels | None = None
+
+    def targets_of(table: pa.Table) -> np.ndarray:
+        nonlocal labels
+        labels = learn(table)
+        return labels.encode(table)
+
     columns, label_columns = config.text_column_names, config.label_column_name
     train, validation = load_tables(
-        config, columns, label_columns, config.problem_type, lambda t: learn(t).encode(t), embedded_docstrings
+        config, columns, label_columns, config.problem_type, targets_of, embedded_docstrings
     )
-    labels = learn(train)
+    labels = labels or learn(train)
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
     train, validation = limited((train, validation), config)

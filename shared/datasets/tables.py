@@ -111,11 +111,6 @@ def _smallest(count: int, most: int, *words: int) -> arrow_files.Chosen:
     return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest
 
 
-def _of_mask(mask: np.ndarray) -> arrow_files.Chosen:
-    """Chooses the rows at which `mask`, bool [N], is True."""
-    return lambda first, block: mask[first : first + block.num_rows]
-
-
 def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     """`table` without the rows that have no value in one of the columns; prints how many are skipped.
 
@@ -232,7 +227,10 @@ def hold_out(
         key = ("share of each", file and file.parent.name, percentage, seed)
         fill = partial(_share_of_each, table, targets, percentage, seed)
         mask = mask_once(f"held-out-rows-{key_digest(content_of(table), *key)}", rows, fill) if file else fill(None)
-        chosen = _of_mask(mask)
+
+        def chosen(first: int, block: pa.Table) -> np.ndarray:
+            return mask[first : first + block.num_rows]
+
     held_out = arrow_files.filtered(table, chosen, *key)
     train = arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
     say(

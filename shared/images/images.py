@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from shared.cache.prepared import each_share, shared_array
 from shared.datasets.labels import ProblemType
-from shared.errors import UserError, say
+from shared.errors import UserError, listed, say
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Geometry, Pixels, Square, decode
 from shared.images.sources import Source, blocks, load_sources
@@ -69,8 +70,7 @@ class Images(Dataset):
 
     def __str__(self) -> str:
         names = self.source.names
-        shown = f"{', '.join(names[:10])}{', ...' * (len(names) > 10)}"
-        return f"{len(names)} classes: {shown}" if names else "with numbers to predict"
+        return f"{len(names)} classes: {listed(names, 10)}" if names else "with numbers to predict"
 
     def digest(self) -> str:
         """See `Source.digest`."""
@@ -163,12 +163,11 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
     return Images(kept, square, *cache.read(folder), places)
 
 
-def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
+def refuse_corrupt(source: Source, corrupt: Sequence[tuple[int, str]]) -> None:
     """Raise a UserError that names the first few corrupt images, if there are any."""
     if corrupt:
         (first, problem), *others = corrupt
-        such = ", ".join(source.where(i) for i, _ in others[:3])
-        more = f", and so are {len(others):,} more, such as {such}" if others else ""
+        more = f", and so are {listed([source.where(i) for i, _ in others], 3)}" if others else ""
         raise UserError(
             f"{source.where(first)} is corrupt ({problem}){more}: replace it, or leave such images out with "
             "--skip_corrupt_images"

@@ -5,7 +5,9 @@ In all functions n is the number of samples, and the references have one of two 
 says otherwise.
 """
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,26 +17,18 @@ Array = NDArray[Any]
 Function = Callable[[Array, Array], float]  # of predictions and references
 
 
-def of_sklearn(name: str, **arguments: Any) -> Function:
-    """A function of sklearn.metrics, which is imported at the first call, because its import takes a second."""
+def of_library(module: str, name: str, **arguments: Any) -> Function:
+    """A function of sklearn.metrics or scipy.stats, which is imported at the first call: an import takes a second."""
 
     def compute(predictions: Array, references: Array) -> float:
-        import sklearn.metrics
-
-        return float(getattr(sklearn.metrics, name)(references, predictions, **arguments))
+        found = getattr(importlib.import_module(module), name)(references, predictions, **arguments)
+        return float(getattr(found, "statistic", found))
 
     return compute
 
 
-def of_scipy(name: str) -> Function:
-    """A correlation of scipy.stats, which is imported at the first call."""
-
-    def compute(predictions: Array, references: Array) -> float:
-        import scipy.stats
-
-        return float(getattr(scipy.stats, name)(references, predictions).statistic)
-
-    return compute
+of_sklearn = partial(of_library, "sklearn.metrics")
+of_scipy = partial(of_library, "scipy.stats")
 
 
 def guarded(function: Function, of_constant: float | None = None) -> Function:

@@ -143,7 +143,7 @@ def describe(metrics: TaskMetrics, names: Sequence[str], targets: np.ndarray) ->
     elif metrics.take_scores and without:
         metrics.notes["note on --metric_name"] = (
             f"{', '.join(SCORED)} is the mean over {len(names) - len(without)} of {len(names)} classes: the others are "
-            f"in none or all rows of the validation data ({', '.join(without[:5])}{', ...' * (len(without) > 5)})"
+            f"in none or all rows of the validation data ({listed(without)})"
         )
 
 

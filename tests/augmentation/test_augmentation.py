@@ -118,8 +118,8 @@ def test_operations_on_values_equal_those_of_pillow():
             assert np.abs(changed - np.asarray(pillow(image))).max() <= 1
 
 
-@pytest.mark.parametrize("shift", [-0.5, -0.17, 0.0, 0.08, 0.33])
-def test_hue_shifts_equal_those_of_colorsys_and_pillow(shift):
+@pytest.mark.parametrize("shift", [-0.5, -0.17, 0.0, 0.33])
+def test_hue_shifts_equal_those_of_colorsys(shift):
     images = [photo(20), photo(20, 1), Image.new("RGB", (20, 20), (90, 90, 90))]
     found = arrays(color.hue(batch(*images), torch.full((3, 1, 1, 1), shift)))
     for image, turned in zip(images, found, strict=True):
@@ -127,9 +127,6 @@ def test_hue_shifts_equal_those_of_colorsys_and_pillow(shift):
         hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in pixels]
         exact = np.array([colorsys.hsv_to_rgb((h + shift) % 1, s, v) for h, s, v in hsv]) * 255
         assert np.abs(turned.reshape(-1, 3) - exact).max() <= 0.51
-        hue, *others = image.convert("HSV").split()  # Pillow has only 256 hues and saturations
-        bands = [Image.fromarray(np.asarray(hue) + np.uint8(round(shift * 255) % 256)), *others]
-        assert np.abs(turned - np.asarray(Image.merge("HSV", bands).convert("RGB"))).mean() < 3
 
 
 @pytest.mark.parametrize("space", [random_operations.WIDE, random_operations.USUAL], ids=["trivial", "rand"])
@@ -149,10 +146,7 @@ def test_shears_shifts_and_rotations_equal_those_of_pillow(name, strength, space
 def test_the_magnitude_sets_the_strength_of_an_operation_of_randaugment():
     """Magnitude 10 of 30 is a third of the way to the strongest that torchvision has."""
     image = photo(60)
-    drawn = {
-        name: (np.array([(i + 0.5) / len(random_operations.OPERATIONS)]))
-        for i, name in enumerate(random_operations.OPERATIONS)
-    }
+    names = random_operations.OPERATIONS
     shift = Image.Transform.AFFINE, (1, 0, 150 / 331 * 60 / 3, 0, 1, 0)
     shear = Image.Transform.AFFINE, (1, 0.1, 0, 0, 1, 0)
     for name, expected in (
@@ -165,20 +159,9 @@ def test_the_magnitude_sets_the_strength_of_an_operation_of_randaugment():
         ("posterize", ImageOps.posterize(image, 7)),
         ("solarize", ImageOps.solarize(image, 170)),
     ):
-        changed = arrays(random_operations.rand(batch(image), drawn[name], 10, np.array([0.2])))[0]
+        drawn = np.array([(names.index(name) + 0.5) / len(names)])
+        changed = arrays(random_operations.rand(batch(image), drawn, 10, np.array([0.2])))[0]
         assert (np.abs(changed - np.asarray(expected)) > 1).mean() < 0.01, name
-
-
-def test_each_operation_of_randaugment_on_an_image_has_its_own_random_numbers():
-    images, rows = stored(*(photo(20, seed) for seed in range(40))), range(40)
-    batch = {"images": images, "aspects": torch.ones(40), "labels": torch.zeros(40, dtype=torch.int64)}
-    as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
-    found, _ = augmentation(as_stored, rand_augment=2).training(micro_batch(rows), batch)
-    draw, expected = Draws(0, micro_batch(rows), CPU), images.permute(0, 3, 1, 2).float()
-    for i in range(2):
-        expected = random_operations.rand(expected, draw.on_cpu(f"operation {i}"), 9, draw.on_cpu(f"sign {i}"))
-    assert torch.allclose(found, expected, atol=1e-3)
-    assert not np.array_equal(draw.on_cpu("operation 0"), draw.on_cpu("operation 1"))
 
 
 # Erasing and mixing
@@ -198,15 +181,11 @@ def test_random_erasing_blanks_one_box_of_a_share_of_the_images():
     assert not erased(Draws(0, micro_batch(range(100)), CPU), 32, 0.0).any()
 
 
-def mixed(mixup, cutmix, count=400):
-    images = torch.arange(count, dtype=torch.float32)[:, None, None, None].expand(count, 3, 16, 16)
-    return mix(images, Draws(0, micro_batch(range(count)), CPU), mixup, cutmix)
-
-
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
 def test_an_image_has_the_share_that_is_returned(mixup, cutmix):
     """All pixels of image i are i and those of its partner i - 1, so the mean of the pixels gives the share."""
-    images, shares = mixed(mixup, cutmix)
+    images = torch.arange(400.0)[:, None, None, None].expand(400, 3, 16, 16)
+    images, shares = mix(images, Draws(0, micro_batch(range(400)), CPU), mixup, cutmix)
     assert torch.allclose(images[1:].mean((1, 2, 3)), torch.arange(1, 400) - (1 - shares[1:]), atol=1e-3)
     assert torch.allclose(images[0].mean(), (1 - shares[0]) * 399, atol=1e-3)
     pasted = torch.tensor([len(image.unique()) > 1 for image in images[1:]])
@@ -236,10 +215,8 @@ def test_draws_depend_on_seed_epoch_and_sample_and_not_on_the_batch():
     part = Draws(3, micro_batch([40, 2, 11], [7] * 3), CPU)
     for name in DRAWS:
         assert np.array_equal(whole.on_cpu(name)[[40, 2, 11]], part.on_cpu(name))
-    assert Draws(0, micro_batch([0, 1]), CPU).on_cpu("area").tolist() == [
-        0.3614932133401947,
-        0.17991185039053526,
-    ]  # golden
+    golden = [0.3614932133401947, 0.17991185039053526]  # a resumed run relies on it
+    assert Draws(0, micro_batch([0, 1]), CPU).on_cpu("area").tolist() == golden
 
 
 def test_draws_are_uniform_and_uncorrelated():
@@ -253,29 +230,23 @@ def test_draws_are_uniform_and_uncorrelated():
     assert np.abs(np.corrcoef(values) - np.eye(len(values))).max() < 0.08
 
 
-def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
-    every = augmentation(
-        min_crop_area=0.3,
-        horizontal_flip=True,
-        color_jitter=0.4,
-        hue=0.1,
-        trivial_augment=True,
-        rand_augment=2,
-        random_erasing=0.5,
-    )
+def test_an_augmented_image_does_not_depend_on_its_micro_batch_or_on_autocast():
+    settings = {"min_crop_area": 0.3, "horizontal_flip": True, "trivial_augment": True, "rand_augment": 2}
+    every = augmentation(color_jitter=0.4, hue=0.1, random_erasing=0.5, **settings)
     images, aspects = stored(*(photo(20, seed) for seed in range(6))), torch.linspace(0.5, 2, 6)
-    labels = torch.arange(6)
 
     def augment(rows):
-        batch = {"images": images[rows], "aspects": aspects[rows], "labels": labels[rows]}
+        rows = torch.tensor([*rows])
+        batch = {"images": images[rows], "aspects": aspects[rows], "labels": rows}
         return every.training(micro_batch(rows), batch)[0]
 
-    together = augment([0, 1, 2, 3, 4, 5])
+    together, evaluated = augment(range(6)), every.evaluation({"images": images})
     assert together.shape == (6, 3, 12, 12)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which changes nothing
+        assert every.evaluation({"images": images}).equal(evaluated)
+        assert augment(range(6)).equal(together)
     apart = torch.cat([augment([3, 1]), augment([0])])
     assert torch.allclose(together[[3, 1, 0]], apart, atol=1e-5)
-    plain = augmentation().training(micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels})
-    assert not torch.allclose(plain[0], together)
 
 
 def test_training_and_evaluation_can_have_other_sizes():
@@ -286,14 +257,3 @@ def test_training_and_evaluation_can_have_other_sizes():
     smaller = augmentation(replace(GEOMETRY, size=8)).training(micro_batch([0, 1]), images)[0]
     assert torch.equal(plain, smaller)
     assert how.evaluation({"images": stored(photo(12))}).shape == (1, 3, 12, 12)
-
-
-def test_images_are_augmented_in_float32_under_autocast():
-    images = {"images": stored(*(photo(24, seed) for seed in range(4))), "aspects": torch.ones(4)}
-    found = images | {"labels": torch.arange(4)}
-    how = augmentation(trivial_augment=True, rand_augment=2, color_jitter=0.2, hue=0.1)
-    expected = how.training(micro_batch(range(4)), found)[0], how.evaluation(images)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        computed = how.training(micro_batch(range(4)), found)[0], how.evaluation(images)
-    for one, other in zip(computed, expected, strict=True):
-        assert one.equal(other)

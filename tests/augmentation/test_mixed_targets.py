@@ -37,8 +37,3 @@ def test_loss_and_gradient_equal_those_of_probabilities(smoothing, mixed, kind):
     if kind == "plain" and not mixed and not smoothing:
         assert torch.equal(losses, wanted)
         assert torch.equal(logits.grad, expected.grad)
-
-
-def test_probabilities_are_the_shares_of_both_classes():
-    targets = Targets(torch.tensor([0, 2]), torch.tensor([1, 2]), torch.tensor([0.75, 0.25]))
-    assert probabilities(targets, 3).tolist() == [[0.75, 0.25, 0.0], [0.0, 0.0, 1.0]]

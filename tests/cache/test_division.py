@@ -1,48 +1,56 @@
 """A folder of the cache that is made from blocks has the same bytes with any number of processes, after any kill."""
 
+import errno
+import itertools
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import runs
+from filelock import Timeout
 
 from shared.cache import division, prepared
-from shared.cache.division import Division, parts_of
+from shared.cache.division import Division, blocks_folder, opened_before_end, parts_of
 from shared.cache.prepared import Unfinished, each_share, only_task
 from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 COUNT, SIZE = 23, 4
+FILE = "numbers"  # which the blocks share
 
 
-def nothing(_):
-    """Called with each item that is read."""
+def make(items, name, note):
+    with opened_before_end(blocks_folder(name) / FILE, COUNT - items.start) as file:
+        for item in items:
+            note(item)
+            file.write(bytes([item]))
+            yield {"squares": np.full(item % 3, item**2), "offsets": np.array([item % 3])}
 
 
-def make(items, note=nothing):
-    for item in items:
-        note(item)
-        yield {"squares": np.full(item % 3, item**2), "offsets": np.array([item % 3])}
-
-
-def squares(note=nothing, **changes):
-    how = {"places": {"offsets": "squares"}, "first": {"offsets": np.zeros(1, np.int64)}}
-    made = Division("squares", parts_of(COUNT, SIZE), partial(make, note=note), "squaring numbers", **how)
+def squares(note=lambda _: None, name="squares", **changes):
+    """`note` is called with each item that is read."""
+    how = {"places": {"offsets": "squares"}, "first": {"offsets": np.zeros(1, np.int64)}, "file": FILE}
+    how["create"] = lambda path: path.write_bytes(bytes(COUNT))
+    made = Division(name, parts_of(COUNT, SIZE), partial(make, name=name, note=note), "squaring numbers", **how)
     return replace(made, **changes)
 
 
-def check_result(folder=None):
-    """The folder is complete, and nothing else is left."""
-    folder = folder or squares().build()
+def check_result():
+    """The folder is complete without another item to be read, and nothing else is left."""
+    read = []
+    folder = squares(read.append).build()
+    assert not read
     expected = [item**2 for item in range(COUNT) for _ in range(item % 3)]
     assert prepared.read_array(folder / "squares.npy").tolist() == expected
     offsets = prepared.read_array(folder / "offsets.npy").tolist()
     assert offsets == [0, *np.cumsum([item % 3 for item in range(COUNT)])]
+    assert (folder / FILE).read_bytes() == bytes(range(COUNT))
     assert {path.name for path in prepared.cache_dir().iterdir() if path.suffix != ".lock"} == {folder.name}
 
 
@@ -70,22 +78,21 @@ def test_any_number_of_processes_write_the_same_arrays_and_read_each_item_once(p
     assert sorted(map(int, read)) == [*range(COUNT)]
 
 
-def test_after_a_kill_only_the_missing_blocks_are_written():
-    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 1, 9), 1)
-    context.processes[0].join(60)
-    assert context.processes[0].exitcode == -signal.SIGKILL
+def read_to_the_end():
+    """The items that one more build reads; its result is checked."""
     read = []
-    folder = squares(read.append).build()
-    assert sorted(read) == [*range(8, COUNT)]
-    check_result(folder)
+    squares(read.append).build()
+    check_result()
+    return sorted(read)
 
 
-def test_the_other_processes_write_the_blocks_of_a_killed_one():
-    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 2, 1), 2)
+@pytest.mark.parametrize(("processes", "kill_at", "left"), [(1, 9, [*range(8, COUNT)]), (2, 1, [])])
+def test_after_a_kill_this_or_another_process_writes_the_missing_blocks_only(processes, kill_at, left):
+    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), processes, kill_at), processes)
     for process in context.processes:
         process.join(60)
-    assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0]
-    check_result()
+    assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0][:processes]
+    assert read_to_the_end() == left
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut short"])
@@ -101,10 +108,7 @@ def test_a_damaged_block_is_written_again_and_no_other(damage):
         runs.truncate(block / "squares.npy")
     else:
         prepared.shutil.rmtree(block)
-    read = []
-    folder = squares(read.append).build()
-    assert sorted(read) == [4, 5, 6, 7, 20, 21, 22]
-    check_result(folder)
+    assert read_to_the_end() == [4, 5, 6, 7, 20, 21, 22]
 
 
 def test_a_block_that_is_damaged_before_the_join_is_never_left_out(monkeypatch):
@@ -118,6 +122,75 @@ def test_a_block_that_is_damaged_before_the_join_is_never_left_out(monkeypatch):
     with pytest.raises(UserError, match="is damaged: start again"):
         squares().build()
     monkeypatch.undo()
+
+
+def test_after_an_interrupted_join_no_item_is_read_again(monkeypatch):
+    move_or_link = division.move_or_link
+
+    def interrupted(*args):
+        move_or_link(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(division, "move_or_link", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            squares().build()
+    check_result()
+
+
+def test_after_a_full_disk_only_the_missing_blocks_are_written(monkeypatch):
+    fsync, calls = os.fsync, []
+
+    def fill_up(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fill_up)
+        with pytest.raises(UserError, match=r"cannot write prepared data to .* \(No space left on device\): set ACC"):
+            squares().build()
+    complete = [*blocks_folder("squares").glob("*/complete.json")]
+    assert complete
+    assert len(read_to_the_end()) == COUNT - SIZE * len(complete)
+
+
+def test_without_the_shared_file_all_blocks_are_written_again():
+    with only_task(0, 3), pytest.raises(Unfinished):
+        squares().build()
+    (blocks_folder("squares") / FILE).unlink()
+    assert read_to_the_end() == [*range(COUNT)]
+
+
+def is_free(folder):
+    with suppress(Timeout), prepared.locked(folder, wait=False):
+        return True
+    return False
+
+
+def test_at_any_moment_another_process_may_join_all_blocks_and_remove_them(monkeypatch, tmp_path):
+    """It does so right after this process has found the folder incomplete for the first, second, ... time."""
+    is_complete = division.is_complete
+    for moment in itertools.count():
+        monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / str(moment)))
+        looks = []
+
+        def then_others_finish(folder, moment=moment, looks=looks):
+            complete = is_complete(folder)
+            if folder.parent == prepared.cache_dir() and not complete:
+                looks.append(folder)
+                if len(looks) == moment + 1 and is_free(folder):  # else this process holds the lock
+                    squares().build()
+            return complete
+
+        with monkeypatch.context() as patch:
+            patch.setattr(division, "is_complete", then_others_finish)
+            squares().build()
+        check_result()
+        if len(looks) <= moment:  # this moment does not exist
+            break
+    assert moment > 8
 
 
 def test_a_task_of_an_array_writes_its_share_of_several_folders():
@@ -139,3 +212,10 @@ def test_many_items_make_larger_parts():
     many = parts_of(SIZE * most + 1, SIZE)
     assert len(many) <= most
     assert not {*many} & {*parts_of(SIZE * most, SIZE)}
+
+
+@pytest.mark.parametrize(("processes", "cores"), [(1, 16), (4, 4), (64, 1)])
+def test_the_processes_of_a_machine_share_its_cores(monkeypatch, processes, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert division.cores_of_process() == cores

@@ -1,16 +1,18 @@
-"""Write files of rows and read them as tables, for tests."""
+"""Write files of rows and read them as tables, and make tables with a column of labels, for tests."""
 
+import json
 import os
 from functools import partial
 from pathlib import Path
 
 import large_data
+import pyarrow as pa
 import pytest
 
 from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, readers, rows
 from shared.datasets.labels import Labels, embedded_docstrings
-from shared.datasets.rows import ROW_COLUMN, content_of, typed_column_of, where
+from shared.datasets.rows import ROW_COLUMN, content_of, named, typed_column_of, where
 from shared.datasets.tables import limited, load_tables, read_file
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
@@ -71,3 +73,16 @@ def refusal(path: Path) -> str:
 def write(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
+
+
+def table_of(values, type_=None, source="--train_file a.csv") -> pa.Table:
+    return named(pa.table({"label": pa.array(values, type_)}), source)
+
+
+def class_labels(table: pa.Table, names: list[str], as_list: dict | None = None) -> pa.Table:
+    """`table` with the metadata that `datasets` writes for a column of ClassLabels."""
+    feature = {"names": names, "_type": "ClassLabel"}
+    features = {"label": feature if as_list is None else {"feature": feature, **as_list}}
+    return table.replace_schema_metadata(
+        {**table.schema.metadata, b"huggingface": json.dumps({"info": {"features": features}})}
+    )

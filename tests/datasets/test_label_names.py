@@ -1,14 +1,14 @@
 """Labels of the training and the validation part are matched by their names."""
 
 import pytest
-from label_tables import class_labels, table_of
 from runs import refusal
+from table_files import class_labels, table_of
 
 from shared.datasets.labels import Labels
 
 NAMES = ["bad", "so-so", "good"]
 TRAINING = {
-    "ClassLabel": lambda: class_labels(table_of([2, 0, 1]), NAMES),
+    "ClassLabel": lambda: class_labels(table_of([2, 0]), NAMES),  # one class without a row
     "texts": lambda: table_of(["good", "bad", "so-so"]),
 }
 
@@ -56,28 +56,11 @@ def test_numbers_without_names_are_matched_to_the_names_of_the_other_part_with_a
     assert capsys.readouterr().err == f"v: only v {said}"
 
 
-def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
+def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit_and_numbers_without_names_always():
     labels = Labels.from_table(class_labels(table_of([0, 1, 2]), ["1", "2", "3"]), "label")
     assert labels.encode(table_of([1, 3], source="v")).tolist() == [0, 2]
     assert "can be names or numbers of classes" in refusal(labels.encode, table_of([1, 2], source="v"))
     assert labels.encode(class_labels(table_of([1, 0], source="v"), ["3", "1"])).tolist() == [0, 2]
-
-
-def test_a_class_label_without_a_name_for_a_number_is_refused():
     table = class_labels(table_of([0, 1, 2]), ["no", "yes"])
     message = refusal(Labels.from_table(table, "label").encode, table)
-    assert message.startswith(
-        "row 3 of --train_file a.csv has 2 in label, but its ClassLabel has names for 0 to 1 only"
-    )
-
-
-def test_the_order_of_the_names_can_be_changed():
-    for table in (*(make() for make in TRAINING.values()), table_of([["good"], ["bad", "so-so"]])):
-        labels = Labels.from_table(table, "label")
-        other = labels.ordered(("so-so", "good", "bad"))
-        assert other.names == ("so-so", "good", "bad")
-        before, after = labels.encode(table), other.encode(table)
-        if labels.kind == "classification":
-            assert [labels.names[i] for i in before] == [other.names[i] for i in after]
-        else:
-            assert (after == before[:, [labels.names.index(name) for name in other.names]]).all()
+    assert message.startswith("row 3 of --train_file a.csv has 2 in label, but its ClassLabel has names for 0 to 1 on")

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import runs
-from label_tables import class_labels, table_of
 from runs import refusal
+from table_files import class_labels, table_of
 
 from shared.datasets import label_cells
 from shared.datasets.labels import Labels, load_labeled
@@ -20,7 +20,6 @@ LISTS, NUMBERS = ([["b"], [], ["c", "a"]], [0, 1, -2])
     ("values", "type_", "asked", "found", "names", "targets"),
     [
         (["pos", "neg", "pos"], pa.string(), None, CLASSES, ("neg", "pos"), [1, 0, 1]),
-        (["pos", "neg", "pos"], pa.large_string(), None, CLASSES, ("neg", "pos"), [1, 0, 1]),
         (["pos", "neg", "pos"], pa.dictionary(pa.int8(), pa.string()), None, CLASSES, ("neg", "pos"), [1, 0, 1]),
         ([10, 2, -1], pa.int64(), None, CLASSES, ("-1", "2", "10"), [2, 1, 0]),
         ([200, 3, 3], pa.uint8(), None, CLASSES, ("3", "200"), [1, 0, 0]),
@@ -28,7 +27,6 @@ LISTS, NUMBERS = ([["b"], [], ["c", "a"]], [0, 1, -2])
         ([1.0, 10.0, 2.0], pa.float64(), CLASSES, CLASSES, ("1", "2", "10"), [0, 2, 1]),
         (LISTS, pa.list_(pa.string()), None, SEVERAL, ("a", "b", "c"), [[0, 1, 0], [0, 0, 0], [1, 0, 1]]),
         (LISTS, pa.large_list(pa.string()), None, SEVERAL, ("a", "b", "c"), [[0, 1, 0], [0, 0, 0], [1, 0, 1]]),
-        (NUMBERS, pa.float64(), None, "regression", (), NUMBERS),
         (NUMBERS, pa.float32(), None, "regression", (), NUMBERS),
         (NUMBERS, pa.decimal128(21, 2), None, "regression", (), NUMBERS),
         (NUMBERS, pa.int64(), "regression", "regression", (), NUMBERS),
@@ -39,17 +37,12 @@ def test_the_type_of_the_column_or_problem_type_decides_what_labels_are(values, 
     labels = Labels.from_table(table, "label", asked)
     assert (labels.problem_type, labels.names, labels.num_labels) == (found, names, len(names) or 1)
     encoded = labels.encode(table)
+    if names:
+        other = labels.ordered(names[::-1])
+        back = other.encode(table)
+        assert (back[:, ::-1] if found == SEVERAL else len(names) - 1 - back).tolist() == targets
     assert encoded.dtype == {CLASSES: np.int64, SEVERAL: np.float32, "regression": np.float64}[found]
     assert encoded.tolist() == targets
-
-
-def test_the_names_that_the_package_datasets_writes_are_found_even_for_classes_without_a_row():
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes", "perhaps"])})
-    table = datasets.Dataset.from_dict({"label": [2, 0, 2]}, features=features).with_format("arrow")[:]
-    labels = Labels.from_table(table, "label")
-    assert labels.names == ("no", "yes", "perhaps")
-    assert labels.encode(table).tolist() == [2, 0, 2]
 
 
 # Invalid labels
@@ -63,14 +56,10 @@ OTHER_TYPES += [pa.list_(type_) for type_ in OTHER_TYPES]
     [
         ["a", "b", None],
         ["a", "b", ""],
-        ["a", "b", "  "],
         [1, 2, None],
-        [0.5, 1.0, None],
         [0.5, 1.0, float("nan")],
-        [True, False, None],
         [["a"], ["b"], None],
         [["a"], ["b"], ["a", None]],
-        [["a"], ["b"], [""]],
     ],
 )
 def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):
@@ -89,7 +78,6 @@ COLUMNS = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d"
     [
         (class_labels(table_of([0, 1, -1, -1]), ["no", "yes"]), (), f"row 3 of {FILE} has no label"),
         ([1.0, 0.37], (CLASSES,), f"row 2 of {FILE} has 0.37 in label, which"),
-        ([None, None], (), f"row 1 of {FILE}"),
         *((values, (), f"{COLUMN}: {FILE} has fewer than two classes") for values in (["a", "a"], [3, 3], [True])),
         *((values, (), f"{COLUMN}: {FILE} has fewer than two") for values in ([["a"], ["a"]], [[], []])),
         *((rows, (), f"{COLUMN}: every row of {FILE} has") for rows in ([["a", "b"]] * 2, [[0, 1]] * 2)),
@@ -98,7 +86,6 @@ COLUMNS = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d"
         *(([0.5, bad], (), f"row 2 of {FILE} has {bad:g} in label, not finite") for bad in (float("-inf"), 1e300)),
         (["a", "b", "a "], (), f"{COLUMN}: {FILE} has 'a' and 'a ', which differ in white space"),
         (["a", "b"], ("regression",), f"{COLUMN}: {FILE} contains string, but regression needs one number"),
-        ([True, False], ("regression",), f"{COLUMN}: {FILE} contains bool, but regression needs one number"),
         ([1, 2], (SEVERAL,), f"{COLUMN}: {FILE} contains int64, but multi_label needs a list"),
         ([["a"], ["b"]], (CLASSES,), f"{COLUMN}: {FILE} contains list<item: string>, but classification needs one"),
         ([[1], [2]], ("regression",), f"{COLUMN}: {FILE} contains list<item: int64>, but regression needs one number"),
@@ -106,16 +93,11 @@ COLUMNS = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d"
         (["a", "b"], (None, ","), f"--label_delimiter , separates labels in no row of {FILE} ("),
         (["a,a", "b"], (None, ","), f"row 1 of {FILE} has the label a twice"),
         (["a,b", "b"], (None, ""), f"{COLUMN} --label_delimiter '': use"),
-        (["a,b", "b"], ("regression", ","), f"{COLUMN} --label_delimiter ',': use"),
         ([["a"], ["b"]], (None, ","), f"{COLUMN}: {FILE} contains list<"),
         (COLUMNS, (None, ",", ["a", "b"]), "--label_column_name a b --label_delimiter ',': use"),
         (COLUMNS, ("regression", None, ["a", "b"]), "--label_column_name a b: use different columns"),
         (COLUMNS, (None, None, ["a", "a"]), "--label_column_name a a: use different columns"),
-        (
-            COLUMNS,
-            (None, None, ["a", "b"]),
-            f"row 2 of {FILE} has [1, 2] in a b: write 0 or 1 for each of the 2 labels",
-        ),
+        (COLUMNS, (None, None, ["a", "b"]), f"row 2 of {FILE} has [1, 2] in a b: write 0 or 1 for each of"),
         (COLUMNS, (None, None, ["a", "c"]), f"row 2 of {FILE} has no label in c"),
         (COLUMNS, (None, None, ["a", "e"]), f"--label_column_name e: {FILE} has no such column"),
         (COLUMNS, (None, None, ["a", "d"]), f"--label_column_name d: {FILE} contains list<"),
@@ -132,7 +114,6 @@ def test_labels_that_cannot_be_used_are_refused(values, settings, expected):
     [
         (["1", "2", "none"], [2, 1], [1, 0]),
         ([1, 2], ["2", "1"], [1, 0]),
-        ([1, 2], [2.0, 1.0], [1, 0]),
         ([1, 2], ["2", "none"], "(unknown: none; known: 1, 2)"),
         ([True, False], [0, 1], "(unknown: 0, 1; known: false, true)"),
         ([0.5, 1.0], ["a", "b"], "regression needs one number"),
@@ -171,13 +152,10 @@ def test_vectors_of_zeros_and_ones_are_several_labels(type_):
         assert message == f"row 2 of v has {row} in label: write 0 or 1 for each of the 3 labels"
 
 
-@pytest.mark.parametrize(
-    ("rows", "printed"), [([[0, 1], [1, 0], [1, 0]], True), ([[0, 1], [1, 0], [0, 0]], False)], ids=["pairs", "clear"]
-)
-def test_pairs_of_zeros_and_ones_are_vectors_with_a_message_where_they_could_be_ids(rows, printed, capsys):
-    labels = Labels.from_table(table_of(rows), "label")
-    assert labels.encode(table_of(rows)).tolist() == rows
-    assert ("read as 0 or 1 for each of two labels" in capsys.readouterr().err) is printed
+def test_pairs_of_zeros_and_ones_are_vectors_with_a_message_because_they_could_be_ids(capsys):
+    rows = [[0, 1], [1, 0], [1, 0]]
+    assert Labels.from_table(table_of(rows), "label").encode(table_of(rows)).tolist() == rows
+    assert "read as 0 or 1 for each of two labels" in capsys.readouterr().err
 
 
 def test_lists_of_ids_are_not_vectors():
@@ -185,12 +163,12 @@ def test_lists_of_ids_are_not_vectors():
         assert not Labels.from_table(table_of(rows), "label").vectors
 
 
-@pytest.mark.parametrize("convert", [int, float, bool, str, lambda value: str(bool(value))])
+@pytest.mark.parametrize("convert", [int, float, bool, lambda value: str(bool(value))])
 def test_several_columns_are_labels_named_after_the_columns(convert):
     columns = {"sport": [0, 1, 1], "news": [1, 0, 1], "art": [0, 0, 0]}
     table = named(pa.table({name: list(map(convert, values)) for name, values in columns.items()}), "t")
     labels = Labels.from_table(table, ["sport", "news", "art"])
-    assert (labels.kind, labels.names) == ("multi_label", ("sport", "news", "art"))
+    assert str(labels) == "multi_label, 3 labels: sport, news, art"
     assert labels.encode(table).tolist() == [[0, 1, 0], [1, 0, 0], [1, 1, 0]]
     assert labels.ordered(("news", "art", "sport")).encode(table).tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 1]]
 
@@ -209,20 +187,17 @@ def ratings(*others):
 
 
 @pytest.mark.parametrize(
-    "numbers", [ratings(1e30), ratings(-1e30, 4e29), [1.0, 2.0, 1e30], [1e6 + n for n in ratings(1e6)]]
+    ("numbers", "row"),
+    [
+        *((ratings(1e30), 301), (ratings(4e29, -1e30), 302), ([1e6 + n for n in ratings(1e6)], 301)),
+        *((others, None) for others in (ratings(), ratings(1e4), [1e30, 2e30, 5e30], [0.0] * 300 + [1e30])),
+        *((others, None) for others in ([10.0**n for n in range(30)], [7.0], [1e9 + n for n in ratings()])),
+    ],
 )
-def test_a_number_beside_which_float32_cannot_distinguish_the_others_is_refused_with_its_row(numbers):
-    row = next(i for i, number in enumerate(numbers) if abs(number - numbers[0]) > 1e5)
-    message = refusal(label_cells.refuse_outliers, table_of(numbers), "label", np.array(numbers))
-    assert message.startswith(f"row {row + 1} of --train_file a.csv has {numbers[row]:g} in label, where most rows")
-
-
-@pytest.mark.parametrize(
-    "numbers", [ratings(), ratings(1e4), [1e30, 2e30, 5e30], [0.0] * 300 + [1e30], [10.0**n for n in range(30)], [7.0]]
-)
-def test_large_numbers_that_leave_the_others_distinct_are_labels_like_others(numbers, monkeypatch):
-    monkeypatch.setattr(label_cells, "BLOCK", 50)
-    label_cells.refuse_outliers(table_of(numbers), "label", np.array(numbers, float))
+def test_a_number_beside_which_float32_cannot_distinguish_the_others_is_refused_with_its_row(numbers, row):
+    message = runs.problem_of(label_cells.refuse_outliers, table_of(numbers), "label", np.array(numbers, float)) or ""
+    assert message.startswith(f"row {row} of --train_file a.csv has {numbers[row - 1]:g} in label, wh" if row else "")
+    assert bool(message) is bool(row)
 
 
 def test_the_training_data_are_searched_for_such_a_number(tmp_path):
@@ -230,11 +205,3 @@ def test_the_training_data_are_searched_for_such_a_number(tmp_path):
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows, "odd,1e30"]))
     config = runs.load_recipe("nlp").Config(train_file=f"{tmp_path}/a.csv", validation_file=f"{tmp_path}/a.csv")
     assert refusal(load_labeled, config).startswith(f"row 301 of --train_file {tmp_path}/a.csv has 1e+30 in label")
-
-
-def test_the_launch_card_names_the_first_ten_classes():
-    few, many = (Labels.from_table(table_of(2 * [f"class {i:02}" for i in range(n)]), "label") for n in (2, 12))
-    assert str(few) == "classification, 2 labels: class 00, class 01"
-    assert str(many).startswith("classification, 12 labels: class 00, ")
-    assert str(many).endswith("class 09, ...")
-    assert str(Labels("regression", "score")) == "regression, 1 label"

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from table_files import ROWS, refusal, values, write
+from table_files import ROWS, in_both_ways, refusal, values, write
 
 from shared.datasets import readers
 from shared.datasets.readers import blocks_of_lines
@@ -30,10 +30,35 @@ from shared.errors import UserError
         ("bom.json", "\ufeff" + json.dumps(ROWS)),
     ],
 )
+@pytest.mark.usefixtures("own_cache")
 def test_the_same_rows_are_read_from_every_kind_of_text_file(tmp_path, name, content):
-    table = read_file(str(write(tmp_path / name, content)), "--train_file")
-    assert values(table) == ROWS
-    assert source_of(table) == f"--train_file {tmp_path / name}"
+    path = write(tmp_path / name, content)
+    for table in in_both_ways(lambda: read_file(str(path), "--train_file")):
+        assert values(table) == ROWS
+        assert source_of(table) == f"--train_file {path}"
+
+
+NUMBERS = [*range(30), *(i + 0.5 for i in range(20))]
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("a.csv", [{"x": number} for number in NUMBERS]),
+        ("a.jsonl", [{"x": number} for number in NUMBERS]),
+        ("a.json", [{"text": f"é {i}", "label": [i] * (i % 3)} for i in range(50)]),
+        ("late.jsonl", [{"text": "2020-01-01" if i < 9 else f"é {i}"} for i in range(20)]),
+        ("more.jsonl", [{"text": f"é {i}", "x": i if i > 8 else None} for i in range(20)]),
+    ],
+)
+def test_columns_and_types_are_those_of_the_whole_file_and_not_of_a_block(tmp_path, name, rows):
+    lines = [json.dumps({key: value for key, value in row.items() if value is not None}) for row in rows]
+    content = {"csv": "x\n" + "\n".join(str(row.get("x")) for row in rows), "json": json.dumps(rows, indent=1)}
+    path = write(tmp_path / name, content.get(name.partition(".")[2], "\n".join(lines)))
+    small, large = in_both_ways(lambda: read_file(str(path), "--train_file"))
+    assert values(small) == values(large) == rows
+    assert small.schema.types == large.schema.types
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
@@ -44,15 +69,6 @@ def test_parquet_is_read_in_every_codec(tmp_path, codec):
     (tmp_path / "b.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
     for name in ("a.parquet", "b.parquet.gz"):
         assert read_file(str(tmp_path / name), "--train_file").to_pylist() == table.to_pylist()
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
-def test_types_are_inferred_from_the_whole_file_and_not_from_its_beginning(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
-    rows = [{"label": 1}] * 100 + [{"label": 2.5}]
-    lines = [json.dumps(row) for row in rows] if name.endswith("jsonl") else ["label"] + [str(r["label"]) for r in rows]
-    table = read_file(str(write(tmp_path / name, "\n".join(lines))), "--train_file")
-    assert values(table) == rows
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
@@ -88,7 +104,6 @@ LINES = b'{"text": "a", "label": 1}\n\n'
         ("a.jsonl", b"\x89PNG\x00\xff\xfe\x01", " is not UTF-8 (line 1): convert it"),
         ("a.csv", LATIN, ": "),
         ("a.jsonl", LATIN, " is not UTF-8 (line 3): convert it"),
-        ("a.csv", "text,label\na,1\n".encode("utf-16"), ": "),
         ("a.csv", b"text,label\nab,1\nde,2,3\n", ": CSV parse error: Row #3: Expected 2 columns, got 3"),
         ("a.csv", b'text,label\n"ab,1\n' + b"de,2\n" * 50, ": "),
         ("a.csv", b"text,text\na,b\n", " has two columns with the name text"),
@@ -96,16 +111,6 @@ LINES = b'{"text": "a", "label": 1}\n\n'
         ("a.jsonl", LINES + b'{"text": "b" "label": 2}\n', " is malformed in line 3: Expecting ',' delimiter"),
         ("a.jsonl", LINES + b'{"text": "b', " is malformed in line 3: Unterminated string"),
         ("a.jsonl", LINES + b"[1]\n", " is malformed in line 1 or later: JSON parse error"),
-        (
-            "a.jsonl",
-            LINES + b'{"text": "\\ud83d"}\n',
-            " is malformed in line 1 or later: JSON parse error: The surrogate",
-        ),
-        (
-            "a.jsonl",
-            LINES + b'{"label": "x"}\n',
-            " is malformed in line 1 or later: JSON parse error: Column(/label)",
-        ),
         ("a.json", b'[{"a": 1}, 2]', ": "),
         ("a.json", b'[{"a": 1}, {"a"', ": "),
     ],
@@ -144,8 +149,7 @@ STRAY = ["text\tlabel", *(f"row {i}\t{i % 2}" for i in range(200))]
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "name"),
-    [('"row', '"row', "a.tsv"), ('"row', 'row"', "a.tsv"), ('"row', '"row', "a.csv"), ('"row 18', 'row 91"', "a.tsv")],
+    ("first", "last", "name"), [('"row', '"row', "a.tsv"), ('"row', 'row"', "a.tsv"), ('"row', '"row', "a.csv")]
 )
 def test_quotation_marks_that_swallow_rows_are_refused_with_their_lines(tmp_path, first, last, name):
     lines = [*STRAY]

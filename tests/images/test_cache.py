@@ -1,6 +1,7 @@
 """Encoded images are checked before a run decodes any of them, and the cache of decoded images has the same pixels."""
 
 import errno
+import io
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 from small_images import EIGHT, config, encoded, folders, quarters
 
+from shared.cache.prepared import mapped_file
 from shared.errors import UserError
 from shared.images import cache as image_cache
 from shared.images.decoding import Square, decode, inspect
@@ -28,9 +30,7 @@ def test_headers_are_checked_before_the_run_and_once_per_machine(tmp_path, monke
     inspected = []
     monkeypatch.setattr(image_cache, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
     for _ in range(2):
-        with pytest.raises(
-            UserError, match=r"cat/0.png is corrupt \(0 bytes\), and so are 2 more, such as .*1.png.*2.jpg"
-        ):
+        with pytest.raises(UserError, match=r"cat/0.png is corrupt \(0 bytes\), and so are .*1.png.*2.jpg"):
             load_images(given, EIGHT)
     assert len(inspected) == 18
     for name in ("0.png", "1.png", "2.jpg"):
@@ -62,23 +62,35 @@ def test_images_of_more_than_eight_bits_are_named(tmp_path, capsys):
     )
 
 
-def test_the_cache_has_the_same_pixels_and_is_rebuilt_only_if_its_files_change(tmp_path, monkeypatch):
-    root = folders(tmp_path / "train")
-    source = class_folders(str(root), "--train_dir")
-    plain = prepare(source, config(), Square(8))
-    cached = prepare(source, config(cache="uint8"), Square(8))
-    for i in range(len(source)):
-        assert np.array_equal(plain[i][0], cached[i][0])
-        assert plain[i][1:] == cached[i][1:]
-    assert isinstance(cached.pixels, np.memmap)
+def saved(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_the_files_are_those_of_a_plain_loop_and_are_rebuilt_only_if_an_image_changes(tmp_path, monkeypatch):
+    root = folders(tmp_path / "train", corrupt=[5])
+    names = [root / kind / f"{i}.png" for kind in ("cat", "dog") for i in range(10)]
+    monkeypatch.setattr(image_cache, "SMALLEST_BLOCK", 3)
     decoded = []
     monkeypatch.setattr(image_cache, "decode", lambda *args: decoded.append(args) or decode(*args))
-    prepare(source, config(cache="uint8"), Square(8))
-    assert not decoded
-    (root / "cat/0.png").write_bytes(encoded(Image.new("RGB", (20, 16), (1, 2, 3))))
-    source = class_folders(str(root), "--train_dir")
-    changed = prepare(source, config(cache="uint8"), Square(8))
+
+    def check(size, **changed):
+        source = class_folders(str(root), "--train_dir")
+        images = prepare(source, config(cache="uint8", skip_corrupt_images=True, **changed), Square(size))
+        pixels, aspects = np.zeros((20, size, size, 3), np.uint8), np.ones(20, np.float32)
+        for i in {*range(20)} - {5, 15}:
+            pixels[i], aspects[i] = decode(names[i], Square(size))
+        folder = mapped_file(images.aspects).parent
+        assert (folder / "pixels.npy").read_bytes() == saved(pixels)
+        assert (folder / "aspects.npy").read_bytes() == saved(aspects)
+        assert [i for i, _ in image_cache.corrupt_images(folder)] == [5, 15]
+        assert np.array_equal(images[17][0], pixels[19])
+
+    check(8)
+    check(8)
     assert len(decoded) == 20
-    assert changed[0][0][0, 0].tolist() == [1, 2, 3]
-    other_size = prepare(source, config(cache="uint8"), Square(4))
-    assert other_size[0][0].shape == (4, 4, 3)
+    names[0].write_bytes(encoded(Image.new("RGB", (20, 16), (1, 2, 3))))
+    check(8)
+    check(4)
+    assert len(decoded) == 60

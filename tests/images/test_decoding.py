@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
-from small_images import RED, encoded, quarters
+from small_images import encoded, quarters
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.images.decoding import CorruptImage, Geometry, Square, decode, inspect
@@ -29,7 +29,6 @@ def stored_images():
     saved = {
         "1": (color.convert("1"), "PNG", {}),
         "L": (color.convert("L"), "PNG", {}),
-        "L JPEG": (color.convert("L"), "JPEG", {"quality": 100}),
         "LA": (transparent.convert("LA"), "PNG", {}),
         "P": (palette, "PNG", {}),
         "P, one color transparent": (palette, "PNG", {"transparency": 3}),
@@ -39,9 +38,7 @@ def stored_images():
         "RGB": (color, "PNG", {}),
         "RGB, one color transparent": (color, "PNG", {"transparency": color.getpixel((0, 0))}),
         "RGBA": (transparent, "PNG", {}),
-        "RGBA WebP": (transparent, "WEBP", {"lossless": True}),
         "WebP of two": (color, "WEBP", {"save_all": True, "append_images": [color.rotate(90)], "lossless": True}),
-        "TIFF of two": (color, "TIFF", {"save_all": True, "append_images": [color.rotate(90)]}),
         "CMYK": (color.convert("CMYK"), "TIFF", {}),
         "CMYK JPEG": (color.convert("CMYK"), "JPEG", {"quality": 100}),
         "YCbCr": (color.convert("YCbCr"), "TIFF", {}),
@@ -49,7 +46,6 @@ def stored_images():
         "I": (Image.fromarray(deep.astype(np.int32)), "TIFF", {}),
         "F": (Image.fromarray(deep.astype(np.float32)), "TIFF", {}),
         "I;16": (Image.fromarray(deep.astype(np.uint16)), "PNG", {}),
-        "I;16 TIFF": (Image.fromarray(deep.astype(np.uint16)), "TIFF", {}),
     }
     exif = Image.Exif()
     for orientation in range(1, 9):
@@ -84,8 +80,7 @@ def test_every_mode_is_decoded_as_in_a_pipeline(mode, stored, tmp_path):
     squeezed=st.booleans(),
 )
 @example(width=64, height=65, sides=(64, 8), interpolation="bilinear", squeezed=False)
-@example(width=72, height=65, sides=(64, 8), interpolation="bicubic", squeezed=False)
-@example(width=50, height=80, sides=(64, 8), interpolation="bilinear", squeezed=False)
+@example(width=1, height=3000, sides=(8, 2), interpolation="bilinear", squeezed=False)
 @example(width=400, height=300, sides=(32, 5), interpolation="bilinear", squeezed=False)
 @settings(max_examples=60, deadline=None)
 def test_images_of_any_size_are_evaluated_as_by_the_exported_image_processor(
@@ -116,20 +111,10 @@ def test_large_photographs_are_decoded_small_and_look_the_same():
 
 @pytest.mark.parametrize("broken", [b"", b"no image", encoded(quarters())[:100], encoded(quarters(), "JPEG")[:-200]])
 def test_files_that_are_not_images_or_are_cut_off_are_corrupt(broken, tmp_path):
-    with pytest.raises(CorruptImage):
-        decode(broken, Square(32))
-    file = tmp_path / "broken.jpg"
-    file.write_bytes(broken)
-    with pytest.raises(CorruptImage):
-        decode(file, Square(32))
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1)])
-def test_images_of_any_shape_are_decoded_as_squares(size):
-    pixels, aspect = decode(encoded(Image.new("RGB", size, RED)), Square(8))
-    assert (pixels.shape, aspect) == ((8, 8, 3), size[0] / size[1])
-    center, _ = decode(encoded(Image.new("RGB", size, RED)), Square(8, resize=10, exact=True))
-    assert (center == RED).all()
+    (tmp_path / "broken.jpg").write_bytes(broken)
+    for stored in (broken, tmp_path / "broken.jpg"):
+        with pytest.raises(CorruptImage):
+            decode(stored, Square(32))
 
 
 def test_images_that_are_too_large_for_pillow_are_corrupt(monkeypatch, recwarn):

@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -51,26 +52,28 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("settings", [{}, {"cache": "uint8"}, {"max_train_samples": 9, "max_eval_samples": 3}])
-@pytest.mark.parametrize("kind", ["folders", "paths", "parquet", "saved"])
+@pytest.mark.parametrize("kind", ["folders", "paths", "parquet", "saved", "numbers"])
 def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     root = folders(tmp_path / "photos", corrupt=[4])
     files = sorted(root.rglob("*.png"))
     columns = {"image": [str(file) for file in files], "label": [file.parent.name for file in files]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "paths.parquet")
     given = config(skip_corrupt_images=True, **settings)
+    problem = "regression" if kind == "numbers" else "single_label_classification"
     if kind == "folders":
         given.train_dir = str(root)
     elif kind == "saved":
-        datasets = pytest.importorskip("datasets")
         rows = {"image": [file.read_bytes() for file in files], "label": columns["label"]}
         datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved", num_shards=3)
         given.dataset_name = str(tmp_path / "saved")
     else:
         given.train_file = str(tmp_path / "paths.parquet") if kind == "paths" else tables(tmp_path, rows=20)
+    if kind == "numbers":
+        given.label_column_name = "row"
 
     def read():
         found = []
-        for data in load_images(given, EIGHT):
+        for data in load_images(given, EIGHT, problem):
             micro_batch = data.read_micro_batch(np.arange(len(data)), np.zeros(len(data), int))
             pixels, _, targets = zip(*micro_batch, strict=True) if isinstance(micro_batch, list) else micro_batch
             found.append((data.digest(), data.source.rows.tolist(), np.stack(pixels).tolist(), [*map(int, targets)]))

@@ -48,19 +48,12 @@ POSITIVE_B = {"positive_label": "b"}
     [
         (["f1_of_class"], {"classes": 3}, "--positive_label None: --metric_name f1_of_class is about one class of the"),
         (["pearson"], {}, "pearson does not fit classification with 2 labels: use one of accuracy, macro_f1"),
-        (["acuracy"], {}, "--metric_name acuracy is not one of accuracy, macro_f1, matthews_correlation"),
-        (["someone/metric"], {}, "add --trust_remote_code"),
-        (["missing.py"], {}, "nor a .py file or a folder NAME with NAME.py here"),
-        (["f1_of_class"], {"kind": "multi_label"}, "--positive_label None: --metric_name f1_of_cla"),
+        (["acuracy"], {}, "nor a .py file or a folder NAME with NAME.py here; a metric from the Hub is code"),
         (["f1_of_class"], {"positive_label": "x"}, "one class of the data: use one of a, b"),
         (["accuracy"], POSITIVE_B, "--positive_label b has no effect: no metric of --metric_name accuracy needs it"),
         (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: accuracy would be computed twice"),
         (["roc_auc"], {"kind": "regression"}, "--metric_name roc_auc does not fit regression: use one of pearson"),
-        (
-            ["top_5_accuracy"],
-            {"kind": "image_classification", "classes": 5},
-            "does not fit image_classification with 5 l",
-        ),
+        (["top_5_accuracy"], {"kind": "image_classification", "classes": 5}, "does not fit image_classification with"),
     ],
 )
 def test_metrics_that_do_not_fit_the_task_or_the_flags_are_refused(
@@ -90,8 +83,7 @@ def test_metrics_that_the_validation_data_cannot_give_are_noted_before_training(
     scores = (true if kind == "multi_label" else np.eye(classes)[true]).astype(np.float32)
     values = metrics.compute(true, true, scores)
     assert values["roc_auc"] == pytest.approx(float(expected), nan_ok=True)
-    found = metrics.notes.get("note on --metric_name", "")
-    assert found == note
+    assert metrics.notes.get("note on --metric_name", "") == note
     lacks_b = kind == "classification" and 1 not in targets
     assert ("note on --positive_label" in metrics.notes) == lacks_b
     no_auc = {"roc_auc"} if expected == "nan" else set()

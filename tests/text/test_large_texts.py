@@ -50,7 +50,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     assert arguments[1].name == "targets.npy", "a worker process gets the file of the targets"
     assert make(*arguments).targets.tolist() == first[0].targets.tolist()
     for module, name in (
-        *((arrow_files, "_write"), (label_cells, "keys_of"), (rows, "reading_of")),
+        *((arrow_files, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
         *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from predicting import predict_file, read_csv, read_jsonl, without_packing, write_csv, write_jsonl
+from predicting import predict_file, read_csv, read_jsonl, write_csv, write_jsonl
 from runs import refusal
 from torch.nn import functional as F
 
@@ -56,11 +56,6 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert of_file == pytest.approx(reported, rel=1e-5)
 
 
-def test_without_packing_the_scores_are_the_same(trained, tmp_path):
-    run, reported = trained
-    assert without_packing(run, tmp_path / "run") == pytest.approx(reported, rel=1e-4)
-
-
 def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained, pairs, tmp_path):
     from transformers import AutoModel, AutoTokenizer
 
@@ -85,13 +80,11 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
     assert vectors(tmp_path / "model.parquet", "body") == pytest.approx(
         np.array([row["embedding_body"] for row in found]), abs=1e-6
     )
-    (tmp_path / "one.csv").write_text("anchor\na text\n")
-    predict_file(run, tmp_path / "one.csv")
-    (tmp_path / "same.csv").write_text("body\nfind: a text\n")
-    predict_file(run, tmp_path / "same.csv", *own)
-    assert vectors(run / "predictions/one.parquet", "anchor") == pytest.approx(
-        vectors(run / "predictions/same.parquet", "body"), abs=1e-6
-    )
+    for name in ("anchor", "body"):  # the prompt of a column, and a text that begins with it
+        (tmp_path / f"{name}.csv").write_text(f"{name}\n{'find: ' * (name == 'body')}a text\n")
+        predict_file(run, tmp_path / f"{name}.csv", *own * (name == "body"))
+    found = [vectors(run / f"predictions/{name}.parquet", name) for name in ("anchor", "body")]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
 @pytest.mark.docs  # importing the library takes seconds
@@ -152,7 +145,7 @@ def mine(*words):
     predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)
 
 
-def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit_and_can_be_trained_on(
+def test_mined_negatives_are_those_of_one_process_in_the_order_of_their_scores_and_can_be_trained_on(
     trained, pairs, tmp_path
 ):
     run, mined = trained[0], tmp_path / "mined.jsonl"
@@ -161,22 +154,19 @@ def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit
     assert codes == [0, 0], output
     mine(run, pairs[0], *flags, tmp_path / "one.jsonl")
     assert mined.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
-    given = read_csv(pairs[0])
+    given, found = read_csv(pairs[0]), read_jsonl(mined)
+    kept = [row for row in given if row in [{name: each[name] for name in row} for each in found]]
+    assert [{name: row[name] for name in given[0]} for row in found] == kept
+    assert f"{len(given) - len(found)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
+    assert 0 < len(found) < len(given)
     predict_file(run, pairs[0], "--predictions_file", tmp_path / "vectors.parquet")
     anchors, positives = (vectors(tmp_path / "vectors.parquet", name) for name in ("anchor", "positive"))
-    scores = anchors.astype(float) @ positives.T.astype(float)
-    # Of each anchor and positive, the first row with the same tokens: an unknown word is like any other.
-    same, alike = ((found @ found.T > 1 - 1e-6).argmax(1) for found in (anchors, positives))
-    expected = []
-    for i, row in enumerate(given):
-        known = {alike[j] for j in range(len(given)) if same[j] == same[i]}
-        limit = scores[i, i] - 0.001 * abs(scores[i, i])
-        order = [alike[j] for j in np.argsort(-scores[i]) if scores[i, j] <= limit]
-        found = [given[j]["positive"] for j in dict.fromkeys(order) if j not in known][:3]
-        expected += [row | {"negatives": found}] if len(found) == 3 else []
-    assert len(expected) < len(given), "the test needs a row with too few candidates"
-    assert read_jsonl(mined) == expected
-    assert f"{len(given) - len(expected)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
+    number = {row["positive"]: i for i, row in enumerate(given)}
+    for row in found:
+        i, texts = given.index({name: row[name] for name in given[0]}), [*map(number.get, row["negatives"])]
+        scores = anchors[i] @ positives[[i, *texts]].T
+        assert [*scores[1:]] == sorted(scores[1:], reverse=True)
+        assert scores[1] < scores[0]
     words = [*runs.TINY, "--train_file", mined, "--text_column_names", "anchor", "positive", "negatives"]
     words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2]
     assert runs.train("embeddings", tmp_path / "run", *words)["eval_loss"] > 0

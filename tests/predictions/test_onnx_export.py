@@ -12,12 +12,11 @@ import pytest
 import runs
 import torch
 from PIL import Image
-from predicting import predict_file, read_csv, write_bert, write_csv, write_jsonl
+from predicting import predict_file, read_csv, write_bert, write_csv, write_jsonl, write_resnet
 from runs import refusal
 from torch.nn import functional as F
 
 from shared import export
-from shared.predictions import parts
 from shared.predictions.onnx import Graph, OnnxModel
 
 OTHER_SHAPE = 5, 29  # rows and tokens, unlike those of the batch with which a model is exported
@@ -69,15 +68,10 @@ def embeddings(alone, rows, tmp_path):
 
 
 def images(_, __, tmp_path):
-    from transformers import BitImageProcessorPil, ResNetConfig, ResNetForImageClassification
+    from transformers import AutoModelForImageClassification
 
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
-    model = ResNetForImageClassification(config).eval()
-    folder = tmp_path / "model"
-    model.save_pretrained(folder)
-    size = {"height": 16, "width": 16}
-    BitImageProcessorPil(size=size, do_center_crop=False, crop_size=size).save_pretrained(folder)
+    folder = write_resnet(tmp_path / "model", 3)
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
     (tmp_path / "images").mkdir()
     for number in range(7):
         noise = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
@@ -118,9 +112,7 @@ def test_the_file_computes_the_same_in_another_shape_and_so_do_predictions_with_
         assert message.startswith("--pooling has no effect on a model in the ONNX format")
 
 
-def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_remain(
-    alone, texts, tmp_path, monkeypatch, capsys
-):
+def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_remain(alone, texts, tmp_path):
     run, output = shutil.copytree(alone, tmp_path / "run"), tmp_path / "run/predictions/validation.csv"
     (run / "model/README.md").write_text("# mine\n\n## ONNX\n\nof an earlier export\n\n## Notes\n\nkept\n")
     scores = predict_file(run, texts[3], "--predictions_file", output)
@@ -145,9 +137,6 @@ def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_
     assert codes == [0, 0], printed
     assert (tmp_path / "two.csv").read_bytes() == quantized.read_bytes()
 
-    monkeypatch.setattr(parts.Parts, "compute", lambda *_: pytest.fail("computed again"))
-    assert predict_file(run, texts[3], "--predictions_file", output) == scores
-    assert "holds these predictions already" in capsys.readouterr().out
     assert "--runtime was None, is onnx" in refusal(
         predict_file, run, texts[3], "--runtime", "onnx", "--predictions_file", output
     )

@@ -55,42 +55,25 @@ def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are
         freeze(new(), ["bert", "cls"])
 
 
-def rates(model, **settings):
-    """{parameter name: learning rate} after a step's rate of 1 was set."""
-    optimizer = make_optimizer(model, ModelOptions(learning_rate=0.5, weight_decay=0.1, **settings))
-    set_learning_rate(optimizer, 1.0)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-
-
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_rate_falls_from_the_head_to_the_embeddings(name, optim):
     model = new(name)
-    found = rates(model, layer_lr_decay=0.5, optim=optim)
-    assert set(found) == {name for name, _ in model.named_parameters()}
-    for parameter, rate in found.items():
+    config = ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5, optim=optim)
+    optimizer = make_optimizer(model, config)
+    set_learning_rate(optimizer, 1.0)
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    assert {group["lr"] for group in group_of.values()} == {1.0, 0.5, 0.25, 0.125, 0.0625}
+    for parameter, weights in model.named_parameters():
         layer = next((int(word) for word in parameter.split(".") if word.isdigit()), None)
         below = "embed" in parameter or ".wte." in parameter or ".wpe." in parameter
         expected = 0.5**4 if below else 1.0 if layer is None else 0.5 ** (3 - layer)
-        assert rate == expected, parameter
-    assert set(found.values()) == {1.0, 0.5, 0.25, 0.125, 0.0625}
+        group = group_of[id(weights)]
+        assert (group["lr"], group["weight_decay"]) == (expected, 0.1 if weights.ndim >= 2 else 0), parameter
 
 
-def test_matrices_keep_their_weight_decay_in_each_layer():
-    model = new()
-    optimizer = make_optimizer(model, ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5))
-    for group in optimizer.param_groups:
-        assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] == 0.1}
-
-
-def test_without_a_decay_there_are_the_usual_groups():
-    model = new()
-    assert set(rates(model).values()) == {1.0}
-    assert len(make_optimizer(model, ModelOptions()).param_groups) == 2
-    assert "lr_scale" not in make_optimizer(model, ModelOptions()).param_groups[0]
-
-
-def test_a_model_without_layers_has_no_decay():
+def test_without_a_decay_there_are_the_usual_groups_and_without_layers_no_decay():
+    groups = make_optimizer(new(), ModelOptions()).param_groups
+    assert [group.get("lr_scale") for group in groups] == [None, None]
     with pytest.raises(UserError, match=r"--layer_lr_decay 0.9: a Linear has no list of layers"):
         make_optimizer(nn.Linear(2, 2), ModelOptions(layer_lr_decay=0.9))

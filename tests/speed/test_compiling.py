@@ -11,7 +11,6 @@ import runs
 import torch
 from accelerate import Accelerator
 from families import MASKED_LM, small
-from safetensors.torch import load_file
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -23,11 +22,6 @@ from shared.speed import compiling
 from shared.speed.compiling import compile_layers
 
 CONFIG = ModelOptions(torch_compile=True)
-
-
-@pytest.fixture(scope="module")
-def accelerator():
-    return Accelerator(cpu=True)
 
 
 @pytest.fixture
@@ -112,41 +106,19 @@ def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(acc
         compile_layers(accelerator, CONFIG, bert())
 
 
-# The whole runs take long.
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Folders of runs in this process, by name: eager, compiled, and resumed from the middle of the compiled one."""
-    folder = tmp_path_factory.mktemp("compiled")
-    base = [*runs.TINY_IMAGES, "--checkpointing_steps", "4"]
+@pytest.mark.docs  # whole runs take long
+def test_a_compiled_run_equals_the_eager_one_up_to_rounding_and_resumes_bit_identically(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    base, middle = [*runs.TINY_IMAGES, "--checkpointing_steps", 4], tmp_path / "compiled/checkpoints/step_00000004"
     jobs = {"eager": base, "compiled": [*base, "--torch_compile"]}
-    jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", folder / "compiled/checkpoints/step_00000004"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "BACKEND", "aot_eager")
-        for name, flags in jobs.items():
-            runs.train("image_classification", folder / name, *flags)
-    return {name: folder / name for name in jobs}
-
-
-@pytest.mark.docs
-def test_a_compiled_run_equals_the_eager_one_up_to_rounding(trained):
-    assert runs.distance(runs.weights(trained["compiled"]), runs.weights(trained["eager"])) < 1e-5
-    losses, mfu = (
-        [[line[key] for line in runs.training_lines(trained[name])] for name in ("eager", "compiled")]
-        for key in ("loss", "mfu")
-    )
-    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
-    assert min(mfu[1]) > 0
-    for file in ("model/model.safetensors", "checkpoints/step_00000008/model.safetensors"):
-        names = [set(load_file(trained[run] / file)) for run in ("eager", "compiled")]
-        assert names[0] == names[1]
-
-
-@pytest.mark.docs
-def test_a_compiled_run_resumes_bit_identically(trained):
-    assert [line["step"] for line in runs.training_lines(trained["resumed"])] == [6, 8]
-    assert torch.equal(runs.weights(trained["resumed"]), runs.weights(trained["compiled"]))
+    jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", middle]
+    for name, flags in jobs.items():
+        runs.train("image_classification", tmp_path / name, *flags)
+    eager, compiled, resumed = (runs.weights(tmp_path / name) for name in jobs)
+    assert runs.distance(compiled, eager) < 1e-5
+    assert torch.equal(resumed, compiled)
+    assert [line["step"] for line in runs.training_lines(tmp_path / "resumed")] == [6, 8]
+    assert min(line["mfu"] for line in runs.training_lines(tmp_path / "compiled")) > 0
 
 
 @pytest.mark.campaign

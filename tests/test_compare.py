@@ -92,9 +92,8 @@ DIFFERENT = {  # what differs: run B, and the end of the report
 @pytest.mark.parametrize(("first", "second", "said"), SAME.values(), ids=SAME)
 def test_runs_that_are_the_same(make_run, capsys, first, second, said):
     code, out, _ = compare(capsys, make_run("a", **first), make_run("b", **second))
-    assert code == 0
+    assert (code, out[-1].partition(": ")[0]) == (0, "the same run")
     assert re.search(said, "\n".join(out))
-    assert out[-1].startswith("the same run: ")
 
 
 @pytest.mark.parametrize(("second", "verdict"), DIFFERENT.values(), ids=DIFFERENT)
@@ -125,28 +124,21 @@ def test_optimizer_and_averaged_weights_are_compared(make_run, weights, capsys):
         assert re.match(said, out[-1])
 
 
-def test_rounding_may_grow_with_the_steps_but_not_jump():
+def test_a_jump_is_a_difference_at_a_step_where_rounding_may_have_grown_as_far():
     """Measured: weights off by 5e-5 at step 94; losses off by 1.3e-2 and moments by 2.6e-2 after 1,440 steps."""
-    assert allowed(20, WEIGHTS, math.inf) == 1e-5
     assert 5e-5 < allowed(94, WEIGHTS, math.inf) < 1e-3
     assert 1.3e-2 < allowed(1440, LOSS, 6e-3) < 0.1
-    assert allowed(1440, LOSS, 1e-7) == 1e-4
     assert allowed(1440, OPTIMIZER, 2e-2) > 2.6e-2
-
-
-def test_a_jump_is_a_difference_at_a_step_where_rounding_may_have_grown_as_far():
-    """The loss is off by 3e-3 at step 1,020 in both runs: in one it has grown, in the other it has not."""
     for off, differs_at in (((1e-4, 1e-3, 3e-3), None), ((1e-7, 1e-6, 3e-3), 1020)):
         at = {step: (by, "") for step, by in zip((1000, 1010, 1020), off, strict=True)}
         assert Quantity("loss", at, LOSS).differs_at() == differs_at
 
 
 def test_the_numbers_of_processes_and_the_settings_that_differ_are_shown(make_run, capsys):
-    def on(lines):
-        for line, number in zip(lines, (2, 2, 1, 1), strict=True):
-            line["processes"] = number
-
-    _, out, _ = compare(capsys, make_run("a", on, learning_rate=0.1), make_run("b", seed=2))
+    a = make_run(
+        "a", lambda lines: [line.update(processes=1 + (line["step"] < 30)) for line in lines], learning_rate=0.1
+    )
+    _, out, _ = compare(capsys, a, make_run("b", seed=2))
     assert [line.partition(": ")[2] for line in out[:2]] == ["processes 2, then 1", "processes unknown"]
     assert out[2] == "settings that differ, A | B: learning_rate 0.1 | absent, seed 1 | 2"
 

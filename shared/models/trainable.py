@@ -9,7 +9,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from shared.compat import of_torch
 from shared.errors import UserError, listed, say
-from shared.models.transformers_models import frozen_models
 from shared.monitoring.hooks import Hook
 
 SHORT = "last_layer_is_short"  # attribute of a model, see `is_short`
@@ -19,11 +18,7 @@ class Frozen(Hook):
     """Freezes the parameters of --freeze before the run looks at the model."""
 
     def given(self, run: Any, model: nn.Module) -> None:
-        """Freeze them, and note models that are frozen but in training mode."""
-        if frozen := frozen_models(model):
-            run.card["note on frozen models"] = (
-                f"{listed(frozen)} has dropout and is in each checkpoint: wrap a model that only teaches in FrozenModel"
-            )
+        """Freeze them."""
         freeze(model, run.config.freeze)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.config.options import Options
 from shared.errors import UserError
@@ -85,21 +85,6 @@ def check_loads(folder: Path, model: torch.nn.Module) -> None:
             f"the exported model would not load with the weights that were trained ({counts}): build_model must return "
             "the model as transformers makes it; model/ was not written, and the checkpoints are kept"
         )
-
-
-def frozen_models(model: nn.Module) -> list[str]:
-    """The names of whole models inside a model that are frozen, but in training mode, such as a teacher.
-
-    Parts of a model with adapters are frozen as well, and are none.
-    """
-    if hasattr(model, "merge_adapters"):
-        return []
-    return [
-        name
-        for name, module in model.named_modules()
-        if name and hasattr(module, "save_pretrained") and module.training and any(True for _ in module.parameters())
-        if not any(parameter.requires_grad for parameter in module.parameters())
-    ]
 
 
 def check_names(model: torch.nn.Module) -> None:

@@ -21,7 +21,7 @@ from shared.contrastive.tuples import (
 from shared.datasets.rows import column_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
-from shared.errors import UserError, count_of
+from shared.errors import count_of
 from shared.plan.batches import MicroBatch, evaluation_batches
 from shared.plan.loading import feed
 from shared.predictions.labels import have_labels
@@ -95,8 +95,6 @@ def read_input(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
     config, names = request.config, request.config.text_column_names
     if request.file is None:
         return load_tuples(config)[1], names[:2]
-    if len({*names}) < len(names):
-        raise UserError(f"{FLAG} {' '.join(names)}: name each column once")
     table = read_rows(request)
     found = tuple(name for name in names if name in table.column_names)
     for name in names if "text_column_names" in request.given or not found else found:

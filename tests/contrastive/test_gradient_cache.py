@@ -101,9 +101,7 @@ def test_a_repeated_micro_batch_has_neither_loss_nor_gradient():
     plan = Plan(num_samples=9, seed=1, global_batch_size=9, max_steps=1, micro_batches=1, num_processes=1)
     texts, model = texts_of(2, 9), Encoder(0.0)
     (piece,) = plan.micro_batches(0)
-    repeat = SimpleNamespace(
-        index=1, counted=False, step=0, samples=piece.samples[-1:], start=piece.start, step_size=9, last=True
-    )
+    repeat = SimpleNamespace(index=1, counted=False, samples=piece.samples[-1:])
     pieces = [(piece, batch_of(texts, piece.samples)), (repeat, batch_of(texts, repeat.samples))]
     cache = GradientCache(ACCELERATOR, plan, RankingLoss(0.1), lambda _, batch: model(batch["rows"]))
     cache.fill(model, pieces)

@@ -27,7 +27,6 @@ from shared.contrastive.tuples import (
 from shared.datasets import arrow_files
 from shared.datasets.tables import read_file
 from shared.encoders.packed_texts import PackedTexts
-from shared.errors import UserError
 from shared.text.tokenized import Padding, train_tokenizer
 
 COLUMNS = ("query", "answer", "other")
@@ -58,41 +57,27 @@ def data(file):
     return *(tokenize_tuples(table, config, tokenizer) for table in (train, validation)), tokenizer
 
 
-@pytest.mark.parametrize("constant", ["train", "validation"])
-def test_scores_that_are_all_the_same_are_refused(tmp_path, constant):
-    files, columns = {}, ("anchor", "positive", "score")
-    for part in ("train", "validation"):
-        rows = [("a text", f"text {i}", 1 if part == constant else i) for i in range(4)]
-        files[f"{part}_file"] = (str(write_csv(tmp_path / f"{part}.csv", columns, rows)),)
-    config = config_of(**files, text_column_names=columns[:2], label_column_name="score")
-    with pytest.raises(UserError, match=f"score: all rows of .*{constant}.csv have the same score"):
-        load_tuples(config)
-
-
-def test_a_sample_has_the_tokens_of_its_texts(data):
-    train, _, tokenizer = data
-    assert len(train) == 22  # two of 24 rows are held out
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids, _, _ in train[0]]
-    assert any(list(row) == texts for row in ROWS)
-    lengths = [[len(ids) for ids, _, _ in train[i]] for i in range(len(train))]
-    assert train.text_lengths.tolist() == lengths
-    assert train.lengths.tolist() == [sum(each) for each in lengths]
-    assert train.longest.tolist() == [max(each) for each in lengths]
-    copy = pickle.loads(pickle.dumps(train))
-    assert copy.digest() == train.digest() != data[1].digest()
+def test_scores_that_are_all_the_same_are_refused(tmp_path):
+    columns = "anchor", "positive", "score"
+    files = [write_csv(tmp_path / f"{n}.csv", columns, [("a", f"b {i}", i * n) for i in range(4)]) for n in (1, 0)]
+    given = {"train_file": (str(files[0]),), "validation_file": (str(files[1]),)}
+    config = config_of(**given, text_column_names=columns[:2], label_column_name="score")
+    assert re.search(r"score: all rows of .*0\.csv have the same score", refusal(load_tuples, config))
 
 
 def test_a_micro_batch_has_all_anchors_then_all_positives_then_all_negatives(data):
-    train, _, tokenizer = data
+    train, validation, tokenizer = data
     samples = np.array([5, 0, 3])
-    lengths, tokens, types, targets = train.read_micro_batch(samples, samples)
     expected = [train[i][column][0] for column in range(3) for i in samples]
+    copy = pickle.loads(pickle.dumps(train))
+    lengths, tokens, types, targets = copy.read_micro_batch(samples, samples)
     assert tokens.tolist() == np.concatenate(expected).tolist()
-    assert lengths.tolist() == list(map(len, expected))
+    assert lengths.tolist() == copy.text_lengths[samples].T.ravel().tolist() == list(map(len, expected))
     assert types is targets is None
     batch = TupleCollate(Padding(tokenizer.pad_token_id), 3)((lengths, tokens, types, targets))
     assert batch["input_ids"].shape == (9, max(lengths))
     assert batch["targets"].tolist() == [train.digests_of(column)[samples].tolist() for column in range(3)]
+    assert copy.digest() == train.digest() != validation.digest()
 
 
 @settings(max_examples=30)

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from shared.errors import UserError
-from shared.models.batch_norm import STEPS_AT_ONCE, BatchNorm, notes, synchronize
+from shared.models.batch_norm import STEPS_AT_ONCE, BatchNorm, synchronize
 from shared.plan.batches import MicroBatch, Plan
 
 SIZES = (5, 2, 3)  # micro-batches of a step
@@ -124,18 +124,6 @@ def test_the_averages_do_not_depend_on_when_they_are_read():
         step(other, others, settle=False)
     others.weights_are_read()
     assert torch.equal(buffers(net), buffers(other))
-
-
-def plan(rows):
-    return Plan(num_samples=64, seed=0, global_batch_size=4 * rows, num_epochs=1, max_samples=rows)
-
-
-def test_small_micro_batches_of_norms_that_are_not_synchronized_are_noted():
-    net = model().train()
-    assert notes(net, plan(16), 0) == {}
-    assert "micro-batches of 8 samples" in notes(net, plan(8), 0)["batch norm"]
-    assert notes(net.eval(), plan(8), 0) == {}
-    assert notes(nn.SyncBatchNorm.convert_sync_batchnorm(net.train()), plan(8), 0) == {}
 
 
 def test_synchronized_norms_give_every_process_the_same_number_of_micro_batches():

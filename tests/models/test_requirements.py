@@ -11,7 +11,6 @@ from torch import nn
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
 from shared.models.optimizers import muon_groups
-from shared.models.transformers_models import frozen_models
 from shared.processes import folder_lock
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
@@ -40,24 +39,21 @@ class Words(nn.Module):
         return Output(self.head(vectors))
 
 
-class Pixels(nn.Module):
-    def __init__(self, labels):
-        super().__init__()
-        self.head = nn.Linear(3, labels)
-
+class Pixels(nn.Linear):
     def forward(self, pixel_values):
-        return Output(self.head(pixel_values.mean((2, 3))))
+        return Output(super().forward(pixel_values.mean((2, 3))))
 
 
-def masked(model):
+def masked(config, tokenizer):
+    model = Words(len(tokenizer))
     predict_only_masked(model)
     return model
 
 
 MAKE = {
     "nlp": lambda config, labels, tokenizer: Words(len(tokenizer), labels.num_labels),
-    "mlm": lambda config, tokenizer: masked(Words(len(tokenizer))),
-    "image_classification": lambda config, names: Pixels(len(names)),
+    "mlm": masked,
+    "image_classification": lambda config, names: Pixels(3, len(names)),
 }
 
 
@@ -105,19 +101,3 @@ def test_a_custom_model_trains_is_exported_and_loaded_and_its_finished_run_is_re
 def test_muon_needs_to_know_the_head():
     with pytest.raises(UserError, match=r"^--optim muon, which must know the head of a model: .*base_model"):
         muon_groups(Words(9), 0.1)
-
-
-class Whole(torch.nn.Linear):
-    """A model of a library."""
-
-    def save_pretrained(self):
-        raise NotImplementedError
-
-
-def test_a_frozen_model_inside_a_model_is_named_if_it_would_train_with_dropout():
-    student = torch.nn.ModuleDict({"teacher": Whole(2, 2), "own": Whole(2, 2), "part": torch.nn.Linear(2, 2)})
-    student["teacher"].requires_grad_(False)
-    student["part"].requires_grad_(False)
-    assert frozen_models(student.train()) == ["teacher"]
-    student["teacher"].eval()  # as a module that keeps its mode
-    assert frozen_models(student) == []

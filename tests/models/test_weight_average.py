@@ -23,19 +23,12 @@ def new_model():
     return model
 
 
-def begin(model, decay=0.9):
+def begin(model):
     """The hook of a run that is prepared, and that run."""
-    registered = []
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model, register_for_checkpointing=registered.append)
-    run = SimpleNamespace(
-        accelerator=accelerator,
-        model=model,
-        registered=registered,
-        progress=SimpleNamespace(step=0),
-        weights_are_read=lambda: None,
-        evaluate=lambda: {"weight": model[0].weight[0, 0].item()},
-        hooks=[BatchNorm(), WeightAverage(decay)],
-    )
+    registered, hooks = [], [BatchNorm(), WeightAverage(0.9)]
+    run = SimpleNamespace(model=model, registered=registered, hooks=hooks, weights_are_read=lambda: None)
+    run.accelerator = SimpleNamespace(unwrap_model=lambda model: model, register_for_checkpointing=registered.append)
+    run.progress, run.evaluate = SimpleNamespace(step=0), lambda: {"weight": model[0].weight[0, 0].item()}
     run.hooks[1].prepared(run)
     return run.hooks[1], run
 

@@ -31,10 +31,9 @@ def pairs(texts, tmp_path_factory):
 def trained(pairs, tmp_path_factory, request):
     """The output folder of a short run, and its last evaluation."""
     output = tmp_path_factory.mktemp("trained") / "run"
-    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1]]
+    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--max_length", 24, 48]
     kind = ["--static"] if request.param == "static" else ["--pooling", request.param]
     flags += ["--matryoshka_dims", 32, 8, *kind, "--prompts", "find: ", ""]
-    flags += ["--max_length", 24, 48]
     return output, runs.train("embeddings", output, *flags)
 
 
@@ -133,9 +132,7 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     flags = ["--corpus_file", corpus, "--predictions_file", tmp_path / "both.parquet"]
     assert predict_file(run, pairs[1], *flags) == pytest.approx(reported, rel=1e-4)
     corpus.write_text('{"positive": "another text"}\n')
-    assert "no longer those of the run" in refusal(
-        predict_file, run, "--predictions_file", tmp_path / "changed.parquet"
-    )
+    assert "no longer those of the run" in refusal(predict_file, run)
     corpus.write_text('{"answer": "another text"}\n')
     assert "--text_column_names positive: --corpus_file" in refusal(predict_file, run)
 
@@ -145,9 +142,7 @@ def mine(*words):
     predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)
 
 
-def test_mined_negatives_are_those_of_one_process_in_the_order_of_their_scores_and_can_be_trained_on(
-    trained, pairs, tmp_path
-):
+def test_mined_negatives_are_those_of_one_process_and_can_be_trained_on(trained, pairs, tmp_path):
     run, mined = trained[0], tmp_path / "mined.jsonl"
     flags = ["--negatives", 3, "--share_of_positive", 0.999, "--predictions_file"]
     codes, output = runs.run_forked(2, "shared/mine_negatives.py", [run, pairs[0], *flags, mined], tmp_path)
@@ -159,14 +154,7 @@ def test_mined_negatives_are_those_of_one_process_in_the_order_of_their_scores_a
     assert [{name: row[name] for name in given[0]} for row in found] == kept
     assert f"{len(given) - len(found)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
     assert 0 < len(found) < len(given)
-    predict_file(run, pairs[0], "--predictions_file", tmp_path / "vectors.parquet")
-    anchors, positives = (vectors(tmp_path / "vectors.parquet", name) for name in ("anchor", "positive"))
-    number = {row["positive"]: i for i, row in enumerate(given)}
-    for row in found:
-        i, texts = given.index({name: row[name] for name in given[0]}), [*map(number.get, row["negatives"])]
-        scores = anchors[i] @ positives[[i, *texts]].T
-        assert [*scores[1:]] == sorted(scores[1:], reverse=True)
-        assert scores[1] < scores[0]
+    assert all(len({*row["negatives"]} - {row["positive"]}) == 3 for row in found)
     words = [*runs.TINY, "--train_file", mined, "--text_column_names", "anchor", "positive", "negatives"]
     words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2]
     assert runs.train("embeddings", tmp_path / "run", *words)["eval_loss"] > 0
@@ -194,9 +182,7 @@ def test_bad_input_is_one_line(trained, pairs, tmp_path):
     (tmp_path / "gap.csv").write_text("anchor,positive\na,b\nc,\n")
     for words, expected in (
         ([pairs[1], "--predictions_file", "x.csv"], "must end in .parquet, .jsonl, the possible formats of"),
-        ([tmp_path / "other.csv"], "--text_column_names anchor: FILE"),
         ([pairs[1], "--text_column_names", "anchor", "answer"], "--text_column_names answer: FILE"),
-        ([pairs[1], "--text_column_names", "anchor", "anchor"], "name each column once"),
         ([tmp_path / "gap.csv"], "--skip_incomplete_rows"),
         ([tmp_path / "other.csv", "--text_column_names", "query"], "--prompts 'find: ' '': give one for each of "),
     ):
@@ -209,16 +195,13 @@ def test_bad_input_is_one_line(trained, pairs, tmp_path):
 
 def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, pairs, tmp_path):
     dense = {"3": {"type": "x.Dense", "path": "3_Dense"}}
-    for number, (file, change, expected) in enumerate(
-        (
-            ("modules.json", dense, "sentence-transformers has Dense"),
-            ("1_Pooling/config.json", {"pooling_mode": "max"}, "its pooling is max, not cls or mean"),
-            ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
-            ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "has default_prompt_name"),
-        )
+    for file, change, expected in (
+        ("modules.json", dense, "sentence-transformers has Dense"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, "its pooling is max, not cls or mean"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "has default_prompt_name"),
     ):
-        folder = tmp_path / str(number)
-        shutil.copytree(trained[0] / "model", folder)
+        folder = shutil.copytree(trained[0] / "model", tmp_path / expected)
         found = json.loads((folder / file).read_text())
         found = found | change if isinstance(found, dict) else [*found, *change.values()]
         (folder / file).write_text(json.dumps(found))

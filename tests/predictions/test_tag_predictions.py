@@ -154,16 +154,12 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
     write(tmp_path / "words.jsonl", rows, "tokens", "tags")
     for name, *given in (
         ("unknown", rows[0], {"tokens": ["a"], "tags": ["B-NEW"]}),
-        ("gap", rows[0], {"tokens": None, "tags": ["O"]}),
-        ("unequal", rows[0], {"tokens": ["a", "b"], "tags": ["O"]}),
         ("empty", {"tokens": [], "tags": []}),
     ):
         write(tmp_path / f"{name}.jsonl", given, "tokens", "tags")
     for name, flags, expected in (
         ("texts", [], "has no such column (columns: text)"),
         ("unknown", [], "or use --no_scores"),
-        ("gap", [], "--skip_incomplete_rows"),
-        ("unequal", [], "2 words in tokens and 1 tags in tags"),
         ("empty", [], "has no words in tokens"),
         ("words", ["--label_column_name", "a"], "--label_column_name a: FILE"),
     ):

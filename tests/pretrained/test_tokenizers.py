@@ -61,16 +61,13 @@ def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
     from shared.pretrained import from_pretrained
 
     asked = []
-    monkeypatch.setattr(
-        from_pretrained, "require_model", lambda name, revision, flag: asked.append(("hub", revision)) or False
-    )
+    monkeypatch.setattr(from_pretrained, "require_model", lambda _, revision, __: asked.append(revision))
     for auto in ("AutoTokenizer", "AutoModelForMaskedLM"):
-        found = classmethod(lambda cls, name, **given: asked.append((name, given.get("revision"))))
+        found = classmethod(lambda _, name, **given: asked.append(given.get("revision")))
         monkeypatch.setattr(getattr(transformers, auto), "from_pretrained", found)
         from_pretrained.load_pretrained(auto, "someone/model", "v2")
-    assert asked == [("hub", "v2"), ("someone/model", "v2")] * 2
-    from_pretrained.load_pretrained("AutoTokenizer", "someone/model")
-    assert asked[-2:] == [("hub", None), ("someone/model", None)]
+        from_pretrained.load_pretrained(auto, "someone/model")
+    assert asked == ["v2", "v2", None, None] * 2
 
 
 # Unknown words

@@ -39,11 +39,13 @@ def ids(rows, length):
     return torch.arange(rows * length).view(rows, length) % 50
 
 
-def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick):
+def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick, monkeypatch):
     from torch._dynamo.utils import counters
 
     counters.clear()
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
     plain, model = bert(), compile_layers(accelerator, CONFIG, bert())
+    assert not torch._dynamo.config.optimize_ddp, "DDP does not split compiled layers"
     assert compiled(model)
     assert not compiled(compile_layers(accelerator, ModelOptions(), plain)), "without the flag"
     assert set(model.state_dict()) == set(plain.state_dict()), "the names of the weights are unchanged"
@@ -56,14 +58,6 @@ def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         if one.grad is not None:
             assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
-
-
-def test_ddp_does_not_split_compiled_layers(accelerator, quick):
-    with torch._dynamo.config.patch(optimize_ddp=True):
-        compile_layers(accelerator, ModelOptions(), bert())
-        assert torch._dynamo.config.optimize_ddp
-        compile_layers(accelerator, CONFIG, bert())
-        assert not torch._dynamo.config.optimize_ddp
 
 
 def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(accelerator, quick):

@@ -2,11 +2,10 @@
 
 import copy
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from families import MASKED_LM, batch, config_of, small
+from families import MASKED_LM, batch, small
 from transformers.integrations import sdpa_attention
 
 from shared.compat import of_transformers
@@ -16,7 +15,7 @@ from shared.encoders.text_models import ALWAYS_MASKED, PRODUCTS, SMALL_MASK, use
 from shared.models.trainable import is_short
 from shared.speed import first_token
 from shared.speed.first_token import shorten_last_layer
-from shared.speed.self_check import image_batch, keep_if_equal, text_batch
+from shared.speed.self_check import image_batch, keep_if_equal
 
 HEADS = {"mlm": ("bert", MASKED_LM)}
 
@@ -156,19 +155,6 @@ def test_only_the_main_process_prints(monkeypatch, capsys):
     monkeypatch.setitem(*family("bert", changed))
     shorten_last_layer(tiny("bert"))
     assert capsys.readouterr() == ("", "")
-
-
-def test_the_batch_of_texts_has_padding_and_is_longer_than_the_window():
-    bare = SimpleNamespace(vocab_size=9, pad_token_id=None)
-    for config in (config_of("bert", pad_token_id=1), config_of("modernbert"), bare):
-        given = text_batch(config)
-        real = given["attention_mask"].bool()
-        assert sorted(real.sum(1).tolist(), reverse=True) == real.sum(1).tolist()
-        assert not real.all()
-        assert (given["input_ids"][~real] == (config.pad_token_id or 0)).all()
-        assert (given["input_ids"][real] != (config.pad_token_id or 0)).all()
-        assert given["input_ids"].max() < config.vocab_size
-        assert real.shape[1] > (getattr(config, "sliding_window", None) or 0)
 
 
 def test_a_frozen_model_is_checked_by_its_logits(capsys):

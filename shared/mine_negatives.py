@@ -72,14 +72,12 @@ def mine(accelerator: Any, request: Request) -> Prediction:
     """The pairs of FILE with their negatives.
 
     Raises:
-        UserError: the model or the rows cannot be used, or there are too few different positives.
+        UserError: the model or the rows cannot be used; when `blocks` is called, no row has enough negatives.
     """
     prediction = predict_embeddings(accelerator, request)
     source, table, count = prediction.source, prediction.table, request.config.negatives
     positive, share = request.config.text_column_names[1], request.config.share_of_positive
     digests = prediction.data.digests_of(0), prediction.data.digests_of(1)
-    if (different := len(np.unique(digests[1]))) <= count:
-        raise UserError(f"--negatives {count}: {source} has only {different:,} different texts in {positive}: lower it")
 
     def blocks(outputs: Outputs) -> Iterator[pa.Table]:
         """The rows with enough negatives."""

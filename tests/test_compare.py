@@ -148,7 +148,7 @@ def test_runs_that_cannot_be_compared_exit_with_2_and_one_line(make_run, tmp_pat
     (tmp_path / "empty/metrics.jsonl").touch()
     a = make_run("a")
     make_run("elsewhere", lambda lines: [line.update(step=line["step"] + 3) for line in lines], checkpoints=())
-    for other, said in (("missing", "no metrics.jsonl"), ("empty", ""), ("elsewhere", "--logging_steps")):
+    for other, said in (("missing", "missing/metrics.jsonl"), ("empty", ""), ("elsewhere", "--logging_steps")):
         code, out, error = compare(capsys, a, tmp_path / other)
         assert (code, out, error.count("\n")) == (2, [], 1)
         assert said in error
@@ -208,7 +208,7 @@ def test_the_result_is_that_of_the_best_model_if_the_run_exports_it(make_run, ca
     [
         ({"seed": 1}, "have the same settings and the same seed"),
         ({"seed": 2, "finished": False}, "is not finished"),
-        (None, "none/config.yaml: no such file; give the --output_dir of a run"),
+        (None, "No such file or directory: 'none/config.yaml'"),
     ],
 )
 def test_runs_without_comparable_results_are_one_line_and_exit_code_2(make_run, capsys, second, expected):

@@ -78,15 +78,8 @@ def test_the_tasks_of_an_array_tokenize_the_texts_together(
     prepare.prepare(path, flags, (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([], "the following arguments are required: recipe"),
-        (["--shard", "4/4", str(MLM)], "argument --shard: give I/N with I from 0 to N-1"),
-        (["--shard", "x", str(MLM)], "argument --shard: "),
-    ],
-)
-def test_wrong_arguments_are_refused(given, expected, capsys):
+@pytest.mark.parametrize("shard", ["4/4", "x"])
+def test_a_wrong_task_is_refused(shard, capsys):
     with pytest.raises(SystemExit, match="2"):
-        prepare.main(given)
-    assert f"error: {expected}" in capsys.readouterr().err
+        prepare.main(["--shard", shard, str(MLM)])
+    assert "error: argument --shard: " in capsys.readouterr().err

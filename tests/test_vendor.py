@@ -57,7 +57,7 @@ def test_further_modules_are_copied_with_what_they_import(tmp_path):
     ],
 )
 def test_what_cannot_be_copied_is_refused_and_nothing_is_written(recipe, modules, said, tmp_path):
-    if recipe == "recipes/mlm.py":
+    if said.startswith("exists"):
         (tmp_path / "new/copy").mkdir(parents=True)
     with pytest.raises(UserError, match=said):
         copied(tmp_path, *modules, recipe=recipe)

@@ -47,7 +47,7 @@ class GradientCache:
         plan: Plan,
         loss: RankingLoss | CosentLoss,
         embed: Callable[[MicroBatch, Batch], Tensor],
-        kept: int | None = None,
+        kept: int | None,
     ) -> None:
         size = plan.global_batch_size
         if not 1 < size <= plan.num_samples:

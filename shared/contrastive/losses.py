@@ -131,7 +131,6 @@ class CosentLoss:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """See `RankingLoss`."""
         return ("spearman", "pearson", *(f"spearman_dim_{dim}" for dim in self.dims))
 
     def of_samples(self, embeddings: Tensor, scores: Tensor, rows: slice = slice(None)) -> Tensor:

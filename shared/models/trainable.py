@@ -18,7 +18,6 @@ class Frozen(Hook):
     """Freezes the parameters of --freeze before the run looks at the model."""
 
     def given(self, run: Any, model: nn.Module) -> None:
-        """Freeze them."""
         freeze(model, run.config.freeze)
 
 
@@ -81,14 +80,12 @@ class WeightAverage(Hook):
             of_torch.copy(self.averages, self.values)
 
     def evaluate_average(self) -> dict[str, float]:
-        """The scores of the average."""
         self.exchange()
         results = self.evaluate()
         self.exchange()
         return results
 
     def before_export(self, model: nn.Module) -> None:
-        """Export the average."""
         self.exchange()
 
     def exchange(self) -> None:

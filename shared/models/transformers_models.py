@@ -18,7 +18,6 @@ class Pretrained(Hook):
     """Makes a run export models of transformers with `save_pretrained`."""
 
     def opened(self, run: Any) -> None:
-        """Choose the export."""
         run.export = TransformersExport()
 
 

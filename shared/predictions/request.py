@@ -103,7 +103,6 @@ class Request:
 
     @property
     def output(self) -> Path:
-        """The file that is written."""
         return Path(self.config.predictions_file)
 
     @property

@@ -103,7 +103,7 @@ def test_a_repeated_micro_batch_has_neither_loss_nor_gradient():
     (piece,) = plan.micro_batches(0)
     repeat = SimpleNamespace(index=1, counted=False, samples=piece.samples[-1:])
     pieces = [(piece, batch_of(texts, piece.samples)), (repeat, batch_of(texts, repeat.samples))]
-    cache = GradientCache(ACCELERATOR, plan, RankingLoss(0.1), lambda _, batch: model(batch["rows"]))
+    cache = GradientCache(ACCELERATOR, plan, RankingLoss(0.1), lambda _, batch: model(batch["rows"]), None)
     cache.fill(model, pieces)
     share, nothing = (cache.loss(*each) for each in pieces)
     nothing.backward()

@@ -6,7 +6,6 @@ import re
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -146,15 +145,6 @@ def test_prompts_lengths_and_lists_give_the_tokens_of_the_texts_written_out(data
     assert found.lengths.tolist() == [sum(map(len, (ids for ids, *_ in found[i]))) for i in range(len(found))]
     part = tokenize_tuples(write_lists(tmp_path / "lists.jsonl", rows), of_columns(config, COLUMNS[1:2]), tokenizer)
     assert part.columns[0].digest() == found.columns[1].digest()
-
-
-def test_columns_and_lists_of_negatives_are_the_same_data(data, tmp_path):
-    *_, tokenizer = data
-    names = "query", "answer", "a", "b"
-    columns = pa.Table.from_pylist([dict(zip(names, (q, a, n, a), strict=True)) for q, a, n in ROWS])
-    lists = write_lists(tmp_path / "lists.jsonl", [(q, a, [n, a]) for q, a, n in ROWS])
-    one = tokenize_tuples(columns, config_of(text_column_names=names), tokenizer)
-    assert tokenize_tuples(lists, config_of(), tokenizer).digest() == one.digest()
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,9 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def corpus(texts, tmp_path_factory):
-    """A few rows of the texts, and the tokenizer of a tiny run."""
-    folder, flags = tmp_path_factory.mktemp("families"), []
-    for flag, file, rows in ((*texts[:2], 48), (*texts[2:], 12)):
-        lines = [(row["text"], row["label"]) for row in read_csv(file)][:rows]
-        runs.write_rows(folder / file.name, *lines)
-        flags += [flag, folder / file.name]
-    nlp = runs.load_recipe("nlp")
-    *_, tokenizer = nlp.load_data(options.parse(nlp.Config, [*map(str, flags), *runs.TINY]))
-    return flags, tokenizer, lines
+def corpus(texts, alone):
+    """The flags of the texts, the tokenizer of a tiny run, and the validation rows."""
+    return texts, AutoTokenizer.from_pretrained(alone / "model"), read_csv(texts[3])
 
 
 def trained(recipe, corpus, folder, family, auto, capfd):
@@ -59,11 +52,11 @@ def classifies(*case):
     padding = {"padding": "max_length"} if "padding changes the output" in output else {}
     logits, rows = [], case[0][2]
     with torch.inference_mode():
-        for text, _ in rows:
-            given = tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt", **padding)
+        for row in rows:
+            given = tokenizer(row["text"], truncation=True, max_length=LONGEST, return_tensors="pt", **padding)
             logits.append(model(**given).logits[0])
     logits = torch.stack(logits)
-    targets = torch.tensor([model.config.label2id[label] for _, label in rows])
+    targets = torch.tensor([model.config.label2id[row["label"]] for row in rows])
     assert results["eval_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-4)
     assert results["eval_accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
     assert logits.std(0).max() > 0.003, "the logits differ between texts"

@@ -39,9 +39,13 @@ class Words(nn.Module):
         return Output(self.head(vectors))
 
 
-class Pixels(nn.Linear):
+class Pixels(nn.Module):
+    def __init__(self, labels):
+        super().__init__()
+        self.head = nn.Linear(3, labels)
+
     def forward(self, pixel_values):
-        return Output(super().forward(pixel_values.mean((2, 3))))
+        return Output(self.head(pixel_values.mean((2, 3))))
 
 
 def masked(config, tokenizer):
@@ -53,7 +57,7 @@ def masked(config, tokenizer):
 MAKE = {
     "nlp": lambda config, labels, tokenizer: Words(len(tokenizer), labels.num_labels),
     "mlm": masked,
-    "image_classification": lambda config, names: Pixels(3, len(names)),
+    "image_classification": lambda config, names: Pixels(len(names)),
 }
 
 

@@ -1,7 +1,7 @@
 """--freeze keeps weights, and --layer_lr_decay trains lower layers at smaller rates."""
 
 import pytest
-import transformers
+from families import MASKED_LM, small
 from torch import nn
 
 from shared.errors import UserError
@@ -10,21 +10,9 @@ from shared.models.trainable import freeze
 from shared.optimization.optimizers import set_learning_rate
 from shared.options.data_options import ModelOptions
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
-MODELS = {
-    "BertForMaskedLM": TEXT,
-    "ModernBertForSequenceClassification": TEXT,
-    "ElectraForSequenceClassification": TEXT | {"embedding_size": 8},
-    "DistilBertForSequenceClassification": {"dim": 16, "hidden_dim": 32, "n_layers": 3, "n_heads": 2, "vocab_size": 50},
-    "GPT2ForSequenceClassification": {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": 50},
-    "ViTForImageClassification": SIZES | {"image_size": 16, "patch_size": 8},
-}
 
-
-def new(name="BertForMaskedLM"):
-    config = getattr(transformers, name.partition("For")[0] + "Config")
-    return getattr(transformers, name)(config(**MODELS[name]))
+def new():
+    return small("bert", MASKED_LM)  # of three layers
 
 
 def frozen(model):
@@ -56,9 +44,9 @@ def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_rate_falls_from_the_head_to_the_embeddings(name, optim):
-    model = new(name)
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "electra", "distilbert", "gpt2", "vit"])
+def test_the_rate_falls_from_the_head_to_the_embeddings(kind, optim):
+    model = small(kind)
     config = ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5, optim=optim)
     optimizer = make_optimizer(model, config)
     set_learning_rate(optimizer, 1.0)

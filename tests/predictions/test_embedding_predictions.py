@@ -116,8 +116,8 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
     (tmp_path / "gap.csv").write_text("anchor,positive,score\na,b,1\nc,d,nan\n")
     assert "row 2 of FILE" in refusal(predict_file, run, tmp_path / "gap.csv")
-    (tmp_path / "text.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
-    assert "scores are numbers" in refusal(predict_file, run, tmp_path / "text.jsonl")
+    (tmp_path / "list.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
+    assert "regression needs one number" in refusal(predict_file, run, tmp_path / "list.jsonl")
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
@@ -167,7 +167,7 @@ def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
     for words, expected in (
         ([pairs[0]], "give a FILE of pairs, and name the file to write with --predictions_file"),
         (last, "give a FILE of pairs"),
-        ([pairs[0], *last, "--negatives", 500], "--negatives 500: FILE"),
+        ([pairs[0], *last, "--negatives", 500], "have fewer than 500 texts"),
         ([pairs[0], *last, "--share_of_positive", 2], "--share_of_positive 2.0: must be between 0 and 1"),
         ([tmp_path / "taken.csv", *last], "has a column negatives, as the predictions have: rename it"),
         ([pairs[0], *last, "--share_of_positive", 0, "--negatives", 90], "lower --negatives, raise --share_of_"),
@@ -179,18 +179,13 @@ def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
 def test_bad_input_is_one_line(trained, pairs, tmp_path):
     run, _ = trained
     (tmp_path / "other.csv").write_text("query,answer\na,b\n")
-    (tmp_path / "gap.csv").write_text("anchor,positive\na,b\nc,\n")
     for words, expected in (
         ([pairs[1], "--predictions_file", "x.csv"], "must end in .parquet, .jsonl, the possible formats of"),
         ([pairs[1], "--text_column_names", "anchor", "answer"], "--text_column_names answer: FILE"),
-        ([tmp_path / "gap.csv"], "--skip_incomplete_rows"),
         ([tmp_path / "other.csv", "--text_column_names", "query"], "--prompts 'find: ' '': give one for each of "),
     ):
         assert expected in refusal(predict_file, run, *words), words
     assert "--prompts is needed, one for each text column or '': " in refusal(predict_file, run / "model", pairs[1])
-    flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.parquet"]
-    assert predict_file(run, tmp_path / "gap.csv", *flags) == {}
-    assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
 
 
 def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, pairs, tmp_path):

@@ -19,20 +19,17 @@ from torch.nn import functional as F
 from shared import export
 from shared.predictions.onnx import Graph, OnnxModel
 
-OTHER_SHAPE = 5, 29  # rows and tokens, unlike those of the batch with which a model is exported
-
 
 def export_model(*words):
     """The figures of `python -m shared.export` with these words."""
     return export.export(export.parse_export([str(word) for word in words]))
 
 
-def random_texts(vocabulary):
-    """Token ids and attention mask of `OTHER_SHAPE`; some rows have padding."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(5, vocabulary, OTHER_SHAPE, generator=generator)
-    mask = (torch.arange(OTHER_SHAPE[1]) < torch.tensor([29, 3, 17, 28, 1])[:, None]).long()
-    return {"input_ids": ids * mask, "attention_mask": mask}
+def random_texts(vocabulary, **more):
+    """Token ids and attention mask [5, 29], unlike those with which a model is exported; some rows have padding."""
+    mask = (torch.arange(29) < torch.tensor([29, 3, 17, 28, 1])[:, None]).long()
+    ids = torch.randint(5, vocabulary, mask.shape, generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids * mask, "attention_mask": mask, **{name: values * mask for name, values in more.items()}}
 
 
 def computed(folder, batch):
@@ -44,8 +41,7 @@ def pairs(alone, rows, tmp_path, labels=("0", "1", "2"), **head):
     folder, model = write_bert(tmp_path / "model", alone, "BertForSequenceClassification", **head or {"num_labels": 3})
     given = [(row["text"], row["text"][::-1], labels[i % 3]) for i, row in enumerate(rows)]
     file = write_csv(tmp_path / "pairs.csv", ("a", "b", "label"), given)
-    batch = random_texts(model.config.vocab_size)
-    batch["token_type_ids"] = (torch.arange(OTHER_SHAPE[1]) > 10).long().expand(OTHER_SHAPE) * batch["attention_mask"]
+    batch = random_texts(model.config.vocab_size, token_type_ids=(torch.arange(29) > 10).long())
     flags = ["--text_column_names", "a", "b", "--label_column_name", "label", "--max_length", 32]
     return [folder, file, *flags], batch, model(**batch).logits
 

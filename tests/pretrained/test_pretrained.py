@@ -3,7 +3,6 @@
 Models that cannot be loaded are tested in tests/recipes/test_bad_input.py.
 """
 
-import json
 import warnings
 
 import families
@@ -15,8 +14,6 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
-    ResNetConfig,
-    ResNetForImageClassification,
 )
 
 from shared.errors import UserError
@@ -64,12 +61,6 @@ def test_activations_are_recomputed_without_a_warning_and_the_gradients_are_the_
             warnings.simplefilter("error")
             checkpoint_activations(model)
     assert torch.equal(*found)
-
-
-def test_a_model_without_activation_checkpointing_is_refused():
-    model = ResNetForImageClassification(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
-    with pytest.raises(UserError, match=r"^--gradient_checkpointing: ResNet.* does not support \w+ checkpointing"):
-        checkpoint_activations(model)
 
 
 # The labels that a pretrained classifier knows
@@ -129,14 +120,6 @@ def test_an_encoder_without_a_classifier_gets_one_without_a_message_about_labels
     model = load(name, "a", "b")  # as many labels as the placeholders that transformers has for a model without labels
     assert not model.knows_labels
     assert "labels" not in capsys.readouterr().err
-
-
-def test_labels_with_two_numbers_are_refused(tmp_path):
-    name, _ = save(tmp_path, **head_of("c", "a", "b"))
-    settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | {"label2id": {"a": 0, "b": 1, "c": 2}}))
-    with pytest.raises(UserError, match=r"id2label and label2id in its config\.json give"):
-        label_order(name, ("a", "b", "c"))
 
 
 @pytest.mark.parametrize(

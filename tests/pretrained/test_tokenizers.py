@@ -6,6 +6,7 @@ import shutil
 import pytest
 import runs
 import torch
+from one_text_at_a_time import logits_of
 from predicting import read_csv, write_jsonl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -144,27 +145,24 @@ def test_decoders_train_the_same_for_any_micro_batches_and_their_export_gives_th
     flags, rows, validation = ending
     model = write_decoder(tmp_path / "model", kind, rows)
     several = ["--max_train_steps", 4, "--eval_steps", 4, "--logging_steps", 1, "--checkpointing_steps", "no"]
-    for budget in (48, 576):
-        budgets = ["--max_tokens_per_micro_batch", budget]
-        train("nlp", tmp_path / f"{budget}", *flags, "--model_name_or_path", model, *several, *budgets)
+    several += ["--model_name_or_path", model, "--max_tokens_per_micro_batch"]
+    runs_of = [tmp_path / "48", tmp_path / "576"]
+    results = [runs.train("nlp", run, *runs.TINY, *flags, *several, run.name) for run in runs_of]
     whose = "the model's config" if kind == "qwen2" else "its tokenizer"  # Qwen2's class pads with it by itself
     assert f"{whose} has no padding token; {END} is used" in capsys.readouterr().err
-    found = [[line["loss"] for line in runs.training_lines(tmp_path / name)] for name in ("48", "576")]
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
-    assert runs.distance(runs.weights(tmp_path / "48"), runs.weights(tmp_path / "576")) < 1e-4
+    assert runs.losses(runs_of[0]) == pytest.approx(runs.losses(runs_of[1]), rel=1e-4)
+    assert runs.distance(*map(runs.weights, runs_of)) < 1e-4
 
-    exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "48/model").eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "48/model")
+    exported = AutoModelForSequenceClassification.from_pretrained(runs_of[0] / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(runs_of[0] / "model")
     assert exported.config.pad_token_id == tokenizer.pad_token_id == 0
-    alone = [tokenizer(row["text"], truncation=True, max_length=48, return_tensors="pt") for row in validation]
-    with torch.inference_mode():
-        logits = torch.cat([exported(**each).logits for each in alone])
-        together = tokenizer([row["text"] for row in validation], padding=True, truncation=True, max_length=48)
-        padded = exported(**{name: torch.tensor(values) for name, values in together.items()}).logits
+    texts = [row["text"] for row in validation]
+    logits = logits_of(runs_of[0] / "model", texts)
     targets = torch.tensor([exported.config.label2id[row["label"]] for row in validation])
     loss = torch.nn.functional.cross_entropy(logits, targets)
-    (evaluated,) = [line["eval_loss"] for line in runs.metrics(tmp_path / "48") if "eval_loss" in line]
-    assert evaluated == pytest.approx(float(loss), abs=1e-5)
+    assert results[0]["eval_loss"] == pytest.approx(float(loss), abs=1e-5)
+    with torch.inference_mode():
+        padded = exported(**tokenizer(texts, padding=True, truncation=True, max_length=48, return_tensors="pt")).logits
     assert (padded - logits).abs().max() < 1e-4
     assert logits.std(0).min() > 0.05, "the logits differ between texts"
 

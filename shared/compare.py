@@ -55,7 +55,6 @@ class Quantity:
         return None
 
     def row(self) -> list[str]:
-        """The name, the compared steps, the largest difference, and where the runs differ."""
         if not self.at:
             return [self.name, "not compared", "", ""]
         steps, first = [*self.at], self.differs_at()
@@ -66,7 +65,6 @@ class Quantity:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the runs of the command line, print the result, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m shared.compare", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="output folder of a run")
     parser.add_argument("--table", action="store_true", help="print a table of results, also for two runs")
@@ -144,7 +142,6 @@ def settings_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the settings that are not equal in all runs."""
     names = dict.fromkeys(name for settings in every for name in settings)
     return [name for name in names if any(settings.get(name) != every[0].get(name) for settings in every)]
 

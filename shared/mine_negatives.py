@@ -80,7 +80,6 @@ def mine(accelerator: Any, request: Request) -> Prediction:
     digests = prediction.data.digests_of(0), prediction.data.digests_of(1)
 
     def blocks(outputs: Outputs) -> Iterator[pa.Table]:
-        """The rows with enough negatives."""
         anchors, positives = (torch.tensor(each, device=accelerator.device) for each in prediction.split(outputs))
         numbers, enough = hardest_negatives(anchors, positives, digests, count, share)
         few = f"rows of {source} have fewer than {count} texts with at most {share:g} of their positive's similarity"

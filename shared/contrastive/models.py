@@ -193,19 +193,12 @@ def shown(prompts: Mapping[str, str]) -> str:
 
 
 class SentenceTokenizer:
-    """A tokenizer whose `save_pretrained` also writes the files of sentence-transformers.
-
-    Args:
-        tokenizer: of transformers.
-        config: of the recipe: how the embedding of a text is computed, the maximum numbers of tokens, the prompts.
-        width: of an embedding.
-    """
+    """A tokenizer whose `save_pretrained` also writes the files of sentence-transformers; `width` of an embedding."""
 
     def __init__(self, tokenizer: Any, config: Any, width: int) -> None:
         self.tokenizer, self.config, self.width = tokenizer, config, width
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the files of the tokenizer, the list of modules and their settings."""
         tokenizer, modules, longest = self.tokenizer, MODULES, max(self.config.max_length)
         if self.config.static:
             tokenizer, modules = static_tokenizer(tokenizer), MODULES_OF_STATIC

@@ -160,8 +160,6 @@ class TextTuples(Dataset):
     """The texts of several columns; sample i has text i of each column.
 
     Attributes:
-        columns: the texts of each column.
-        names: of the columns.
         text_lengths: int32 [N, texts], the tokens of each text. A memory map, like the next two.
         lengths: int32 [N], the tokens of all texts of each sample together.
         longest: int32 [N], the tokens of the longest text of each sample.
@@ -232,7 +230,6 @@ class TextTuples(Dataset):
         return type(self), (self.columns, self.names, scores, self.corpus)
 
     def digest(self) -> str:
-        """A digest of the tokens and the scores."""
         content = hashlib.blake2b("".join(texts.digest() for texts in self.texts).encode(), digest_size=16)
         content.update(b"" if self.scores is None else np.ascontiguousarray(self.scores).data)
         return content.hexdigest()

@@ -11,8 +11,6 @@ from shared.compat import of_torch
 from shared.errors import UserError, listed, say
 from shared.monitoring.hooks import Hook
 
-SHORT = "last_layer_is_short"  # attribute of a model, see `is_short`
-
 
 class Frozen(Hook):
     """Freezes the parameters of --freeze before the run looks at the model."""
@@ -72,7 +70,6 @@ class WeightAverage(Hook):
         run.accelerator.register_for_checkpointing(average)
 
     def updated(self, grad_norm: Tensor) -> None:
-        """Average the weights of a step."""
         self.run.weights_are_read()
         if self.run.progress.step:
             self.move(self.averages, self.values, None)
@@ -89,7 +86,6 @@ class WeightAverage(Hook):
         self.exchange()
 
     def exchange(self) -> None:
-        """Exchange the average with the weights of the model."""
         for average, value in zip(self.averages, self.values, strict=True):
             kept = value.clone()
             value.copy_(average)
@@ -115,7 +111,7 @@ def compiled(model: nn.Module) -> bool:
 
 def is_short(model: nn.Module) -> bool:
     """Whether the last layer computes only the tokens that the head reads: the first ones, or masked ones."""
-    return getattr(model, SHORT, False)
+    return getattr(model, "last_layer_is_short", False)
 
 
 def backbone(model: Any) -> nn.Module:

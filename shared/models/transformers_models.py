@@ -29,7 +29,6 @@ class TransformersExport(Export):
     """
 
     def begin(self, model: Any) -> dict[str, Callable[[Path], object]]:
-        """Merge the adapters of a model that has some."""
         return {"adapter": model.merge_adapters(model)} if hasattr(model, "merge_adapters") else {}
 
     def save(self, model: Any, weights: dict[str, Tensor], folder: Path) -> None:

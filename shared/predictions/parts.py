@@ -60,7 +60,6 @@ class Parts:
         self.batches = [batches[start:end] for start, end in pairwise(ends)]
 
     def path(self, part: int) -> Path:
-        """The file of a part, which may not exist yet."""
         return self.folder / f"part_{part:04d}_{self.digest}.npy"
 
     def read(self, part: int) -> Outputs | None:
@@ -231,7 +230,6 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
 
 
 def record_file(output: Path) -> Path:
-    """The JSON file that describes the predictions: model, input, settings and scores."""
     return output.with_name(output.name + ".json")
 
 

@@ -83,9 +83,6 @@ def pooling_of_head(config: Any) -> dict[str, str]:
     Only a pooling that the model's own config can name is possible: transformers reads it there when it loads the
     exported model. Both poolings ignore padding.
 
-    Args:
-        config: the recipe's config: --pooling, and the flags of the pretrained or new model.
-
     Raises:
         UserError: classifiers of this type have no choice of pooling in transformers; or see `load_pretrained`.
     """

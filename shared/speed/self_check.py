@@ -38,9 +38,7 @@ def keep_if_equal(
     has some of them, and they cost little. `grad`, buffers, modes and random states do not change.
 
     Args:
-        model: with a `config`.
         name: name of the replacement, for the warning that is printed if it is undone.
-        replace: changes the model.
         undo: restores the model; does nothing if `replace` was not called.
         make_batch: returns a batch for a model with this config, on the CPU.
 

@@ -14,8 +14,6 @@ from shared.config import options
 from shared.contrastive.models import SentenceTokenizer, static_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-
-
 recipe = runs.load_recipe("embeddings")
 
 

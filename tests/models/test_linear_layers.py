@@ -40,13 +40,6 @@ def test_transposed_inputs_and_weights_are_multiplied_without_rounding_to_fewer_
     assert (linear(input, weight, None) - exact).abs().max() < 2e-5 * exact.abs().max()
 
 
-def test_frozen_weights_get_no_gradient() -> None:
-    input, layer = torch.randn(9, 7, requires_grad=True), nn.Linear(7, 4).requires_grad_(False)
-    linear(input, layer.weight, layer.bias).sum().backward()
-    assert [parameter.grad for parameter in layer.parameters()] == [None, None]
-    torch.testing.assert_close(input.grad, layer.weight.sum(0).expand(9, 7))
-
-
 def test_other_dtypes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_torch, "onednn_linear", lambda *_: pytest.fail("oneDNN was called"))
     input, weight = torch.randn(9, 7), torch.randn(4, 7)

@@ -62,13 +62,9 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, row
     assert [(row["tokens"], row["tags"]) for row in found] == [(row["tokens"], row["tags"]) for row in rows]
     hits = [a == b for row in found for a, b in zip(row["tags"], row["prediction"], strict=True)]
     assert sum(hits) / len(hits) == pytest.approx(reported["eval_accuracy"])
-    # the same rows as a file, in parts that two processes compute
+    flags = ["--max_tokens_per_micro_batch", 48, "--predictions_file", tmp_path / "file.parquet"]  # in other passes
     file = write(tmp_path / "new.jsonl", rows, "tokens", "tags")
-    flags = [run, file, "--max_tokens_per_micro_batch", 48, "--predictions_file"]
-    codes, output = runs.run_forked(2, "shared/predict.py", [*flags, tmp_path / "two.parquet"], tmp_path)
-    assert codes == [0, 0], output
-    assert predict_file(*flags, tmp_path / "one.parquet") == pytest.approx(reported, rel=1e-6)
-    assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
+    assert predict_file(run, file, *flags) == pytest.approx(reported, rel=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -133,30 +129,22 @@ def test_a_text_has_the_tags_of_its_words_and_entities_in_the_form_of_its_spans(
 
 
 def test_conll_files_with_and_without_tags(trained, rows, tmp_path):
-    lines = {
-        "tags.conll": ["\n".join(map(" x ".join, zip(row["tokens"], row["tags"], strict=True))) for row in rows[:5]],
-        "words.txt": ["\n".join(row["tokens"]) for row in rows[:5]],
-    }
-    for name, texts in lines.items():
-        (tmp_path / name).write_text("\n\n".join(texts) + "\n")
+    tagged = ["\n".join(map(" x ".join, zip(row["tokens"], row["tags"], strict=True))) for row in rows[:5]]
+    (tmp_path / "tags.conll").write_text("\n\n".join(tagged) + "\n")
+    (tmp_path / "words.txt").write_text("\n\n".join("\n".join(row["tokens"]) for row in rows[:5]) + "\n")
     expected = predict_file(trained[0], write(tmp_path / "same.jsonl", rows[:5], "tokens", "tags"))
-    assert [predict_file(trained[0], tmp_path / name) for name in lines] == [expected, {}]
+    assert [predict_file(trained[0], tmp_path / name) for name in ("tags.conll", "words.txt")] == [expected, {}]
     same, tagged, words = (read_jsonl(trained[0] / f"predictions/{name}.jsonl") for name in ("same", "tags", "words"))
     assert tagged == same
-    assert [row | {"tags": None} for row in words] == [row | {"tags": None} for row in same]
+    assert [row["prediction"] for row in words] == [row["prediction"] for row in same]
 
 
 def test_bad_input_is_one_line(trained, rows, tmp_path):
     run = trained[0]
-    write(tmp_path / "texts.jsonl", rows, "text")
     write(tmp_path / "words.jsonl", rows, "tokens", "tags")
-    for name, *given in (
-        ("unknown", rows[0], {"tokens": ["a"], "tags": ["B-NEW"]}),
-        ("empty", {"tokens": [], "tags": []}),
-    ):
-        write(tmp_path / f"{name}.jsonl", given, "tokens", "tags")
+    write(tmp_path / "unknown.jsonl", [rows[0], {"tokens": ["a"], "tags": ["B-NEW"]}], "tokens", "tags")
+    write(tmp_path / "empty.jsonl", [{"tokens": [], "tags": []}], "tokens", "tags")
     for name, flags, expected in (
-        ("texts", [], "has no such column (columns: text)"),
         ("unknown", [], "or use --no_scores"),
         ("empty", [], "has no words in tokens"),
         ("words", ["--label_column_name", "a"], "--label_column_name a: FILE"),

@@ -98,6 +98,12 @@ def test_after_a_change_of_the_input_no_part_is_read_again(alone, rows, tmp_path
     assert not (tmp_path / "out.jsonl.parts").exists()
 
 
+def test_an_input_that_vanishes_is_no_error_of_the_output(alone, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts.Prediction, "compute", lambda *_: (tmp_path / "gone").stat())
+    with pytest.raises(FileNotFoundError, match="gone"):
+        predict_file(alone, texts[3], "--predictions_file", tmp_path / "out.csv")
+
+
 def test_rows_without_a_label_are_predicted_and_not_scored(alone, rows, tmp_path, capsys):
     labeled = [row | ({"label": None} if number % 3 else {}) for number, row in enumerate(rows)]
     file = tmp_path / "new.jsonl.gz"
@@ -192,7 +198,6 @@ def inputs(alone, texts, tmp_path_factory):
         (["RUN", "labels.csv", "--no_scores", "--predictions_file", "taken.csv"], "exists with other content"),
         (["RUN", "labels.csv", "--predictions_file", "new.txt"], "must end in .csv, .jsonl, .parquet"),
         (["RUN", "labels.csv", "--image_column_name", "x"], "unknown flag --image_column_name"),
-        (["RUN", "labels.csv", "--max_length", "0"], "--max_length 0: must be at least 1"),
         (["RUN", "*.csv"], "name the output with --predictions_file"),
         (["MODEL"], "is not the folder of a run"),
     ],

@@ -41,20 +41,6 @@ def train(recipe, output, *flags):
     runs.train(recipe, output, *runs.TINY, *flags)
 
 
-def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_path):
-    import sentencepiece
-
-    sentences = iter([row["text"] for row in read_csv(texts[1])])
-    pieces = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": "[CLS],[SEP],[MASK]"}
-    with (tmp_path / "spm.model").open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences, model_writer=file, vocab_size=200, minloglevel=2, **pieces
-        )
-    AutoConfig.for_model("deberta-v2").save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert tokenizer.unk_token_id not in tokenizer("the test of a message")["input_ids"]
-
-
 def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
     """The config, the weights and the tokenizer are all those of the given revision."""
     import transformers

@@ -68,20 +68,16 @@ MASKS, SMALL, PRODUCT = (f"the attention {name}" for name in (ALWAYS_MASKED, SMA
 mask_on_device, mask_by_row, attend_by_products = (
     partial(use_attention, name=name) for name in (ALWAYS_MASKED, SMALL_MASK, PRODUCTS)
 )
+ATTENTION = lambda _: changed(sdpa_attention.sdpa_attention_forward)  # noqa: E731
 CASES = {
-    **{
-        f"last layer, {kind}": (kind, shorten_last_layer, family(kind, changed), LAST, DIFFERS)
-        for kind in ("bert", "distilbert", "vit")
-    },
+    "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
+    "last layer, distilbert": ("distilbert", shorten_last_layer, family("distilbert", changed), LAST, DIFFERS),
+    "last layer, vit": ("vit", shorten_last_layer, family("vit", changed), LAST, DIFFERS),
     "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
     "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
     "masks": ("bert", mask_on_device, (text_models, "always_masked", unpadded), MASKS, DIFFERS),
     "small masks": ("bert", mask_by_row, (text_models, "small_mask", unpadded), SMALL, DIFFERS),
-    "masks, attention": (
-        *("bert", mask_on_device),
-        (of_transformers, "attention_function", lambda _: changed(sdpa_attention.sdpa_attention_forward)),
-        *(MASKS, DIFFERS),
-    ),
+    "masks, attention": ("bert", mask_on_device, (of_transformers, "attention_function", ATTENTION), MASKS, DIFFERS),
     "products": ("bert", attend_by_products, (text_models, "attend", changed(text_models.attend)), PRODUCT, DIFFERS),
     "products, fails": ("modernbert", attend_by_products, (text_models, "attend", gone), PRODUCT, FAILS),
 }

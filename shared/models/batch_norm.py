@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from shared.compat import of_torch
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
-from shared.plan.batches import MicroBatch
+from shared.plan.batches import MicroBatch, Plan
 
 STEPS_AT_ONCE = 16  # steps whose statistics the processes sum in one collective call
+FEWEST_ROWS = 16  # smaller micro-batches have too noisy statistics (Wu and He, "Group Normalization", fig. 1)
 
 
 class BatchNorm(Hook):
@@ -55,7 +56,8 @@ class BatchNorm(Hook):
         return [buffer for norm in batch_norms(model) for buffer in norm.buffers()]
 
     def loaded(self, run: Any) -> None:
-        """Read the averages from the buffers of the loaded model."""
+        """Read the averages from the buffers of the loaded model, and warn on the launch card."""
+        run.card |= notes(run.model, run.plan, run.progress.step)
         self.buffers = [buffer for norm in self.norms for buffer in (norm.running_mean, norm.running_var)]
         self.pending: list[Tensor] = []  # statistics of each step since the last collective call, of this process
         self.grad_norms: list[Tensor] = []  # gradient norms of these steps
@@ -120,3 +122,17 @@ def synchronize(accelerator: Any, model: nn.Module) -> nn.Module:
     if not batch_norms(model):
         raise UserError("--sync_batchnorm has no effect on a model without batch norm: leave it out")
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def notes(model: nn.Module, plan: Plan, step: int) -> dict[str, str]:
+    """The warning of the launch card about batch norms whose micro-batches at `step` are small; {} without one."""
+    norms = [norm for norm in batch_norms(model) if norm.training]
+    if not norms or any(isinstance(norm, nn.SyncBatchNorm) for norm in norms):
+        return {}
+    rows = min(len(piece.samples) for piece in plan.cut(min(step, plan.total_steps - 1)))
+    if rows >= FEWEST_ROWS:
+        return {}
+    return {
+        "batch norm": f"micro-batches of {rows} samples, fewer than {FEWEST_ROWS}, give noisy statistics: raise "
+        "--per_device_train_batch_size, or on GPUs use --sync_batchnorm (images)"
+    }

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from shared.errors import UserError
-from shared.models.batch_norm import STEPS_AT_ONCE, BatchNorm, synchronize
+from shared.models.batch_norm import STEPS_AT_ONCE, BatchNorm, notes, synchronize
 from shared.plan.batches import MicroBatch, Plan
 
 SIZES = (5, 2, 3)  # micro-batches of a step
@@ -99,6 +99,14 @@ def test_the_averages_do_not_depend_on_when_they_are_read():
     others.weights_are_read()
     assert torch.equal(buffers(net), buffers(other))
     assert net[1].num_batches_tracked == other[4].num_batches_tracked == STEPS_AT_ONCE + 3
+
+
+def test_small_micro_batches_of_norms_that_are_not_synchronized_are_noted():
+    net = model().train()
+    few, enough = (Plan(num_samples=64, seed=0, global_batch_size=64, num_epochs=1, max_samples=n) for n in (8, 16))
+    assert "micro-batches of 8 samples" in notes(net, few, 0)["batch norm"]
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(model().train())
+    assert notes(net, enough, 0) == notes(net.eval(), few, 0) == notes(synchronized, few, 0) == {}
 
 
 def test_synchronized_norms_give_every_process_the_same_number_of_micro_batches():

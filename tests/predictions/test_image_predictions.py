@@ -66,7 +66,6 @@ def test_images_of_any_shape_are_predicted_as_by_the_pipeline(trained, tmp_path)
     predict_file(run, tmp_path, "--predictions_file", output)
     classify = pipeline("image-classification", model=str(run / "model"), top_k=10)
     found = read_jsonl(output)
-    assert len(found) == len(files)
     for row, expected in zip(found, classify([str(file) for file in files]), strict=True):
         assert row["prediction"] == expected[0]["label"]
         for each in expected:
@@ -128,7 +127,6 @@ def test_bad_input_is_one_line(trained, digits, tmp_path):
         ([tmp_path / "new"], "a label in label that training does not have (unknown: cat"),
     ):
         assert expected in refusal(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv.parts").exists()
 
 
 OWN = """

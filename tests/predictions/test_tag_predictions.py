@@ -57,7 +57,6 @@ def write(file, rows, *columns):
 def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, rows, tmp_path):
     run, reported = trained
     assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-6)
-    assert 0 < reported["eval_f1"] < 1
     found = pq.read_table(tmp_path / "own.parquet").to_pylist()
     assert [(row["tokens"], row["tags"]) for row in found] == [(row["tokens"], row["tags"]) for row in rows]
     hits = [a == b for row in found for a, b in zip(row["tags"], row["prediction"], strict=True)]

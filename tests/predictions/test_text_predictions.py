@@ -95,7 +95,6 @@ def test_after_a_change_of_the_input_no_part_is_read_again(alone, rows, tmp_path
     predict_file(alone, file, "--predictions_file", output, *MANY_PARTS)
     assert "computed already" not in capsys.readouterr().out
     assert [row["id"] for row in read_jsonl(output)] == [2] * len(rows)
-    assert not (tmp_path / "out.jsonl.parts").exists()
 
 
 def test_an_input_that_vanishes_is_no_error_of_the_output(alone, texts, tmp_path, monkeypatch):
@@ -112,7 +111,6 @@ def test_rows_without_a_label_are_predicted_and_not_scored(alone, rows, tmp_path
     assert "24 of 37 rows have no label" in capsys.readouterr().err
     found = read_jsonl(tmp_path / "out.jsonl")
     hits = [row["prediction"] == row["label"] for row in found if row["label"] is not None]
-    assert len(hits) == 13
     assert scores["eval_accuracy"] == pytest.approx(np.mean(hits))
 
 

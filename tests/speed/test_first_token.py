@@ -45,7 +45,6 @@ def test_adapting_an_image_classifier_to_the_device_shortens_its_last_layer():
     config = SimpleNamespace(**vars(ModelOptions()), sync_batchnorm=False, channels_last=True, cudnn_benchmark=False)
     model = image_models.adapt_to_device(accelerator(), config, small("vit"))
     assert is_short(model)
-    assert model.base_model(**batch("vit")).last_hidden_state.shape == (3, 1, 32)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "vit"])

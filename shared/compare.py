@@ -309,7 +309,6 @@ def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation; one value alone has no deviation."""
     if len(values) < 2:
         return "".join(f"{value:.4g}" for value in values)
     return f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"

@@ -113,7 +113,6 @@ def hardest_negatives(
     Args:
         anchors, positives: the normalized embeddings of the samples, [N, width] each.
         digests: int64 [N] each, of the anchors and positives; equal for equal texts.
-        count: negatives of a sample.
         share: from 0 to 1. If the cosine of the positive is negative, its distance to the limit is the same as for a
             positive one.
 

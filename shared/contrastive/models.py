@@ -193,7 +193,7 @@ def shown(prompts: Mapping[str, str]) -> str:
 
 
 class SentenceTokenizer:
-    """A tokenizer whose `save_pretrained` also writes the files of sentence-transformers; `width` of an embedding."""
+    """Writes the files of a tokenizer and of sentence-transformers; `width` is that of an embedding."""
 
     def __init__(self, tokenizer: Any, config: Any, width: int) -> None:
         self.tokenizer, self.config, self.width = tokenizer, config, width

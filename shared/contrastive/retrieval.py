@@ -94,7 +94,6 @@ def figures(similarity: Tensor, pairs: NDArray[np.int64], temperature: float) ->
     Args:
         similarity: [queries, documents].
         pairs: int64 [pairs, 2], query and document of all relevant documents; each query has at least one.
-        temperature: divides the similarities in the loss.
     """
     count, device = len(similarity), similarity.device
     query, document = torch.from_numpy(pairs).to(device).T

@@ -118,7 +118,6 @@ class ChainedOptimizers(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Make the optimizers use the state and the groups of this one."""
         begin = 0
         for each in self.optimizers:
             groups = self.param_groups[begin : begin + len(each.param_groups)]

@@ -43,7 +43,6 @@ class TransformersExport(Export):
         check_loads(folder, model)
 
     def header(self, config: Options, model: Any) -> list[str]:
-        """The library, and the model on the Hub from which the training started."""
         library = ["library_name: transformers"] if hasattr(model, "save_pretrained") else []
         base = config.pretrained
         return library + ([f"base_model: {base}"] if base and not Path(base).exists() else [])

@@ -116,10 +116,8 @@ def outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
 def compared(output: Any) -> list[Tensor]:
     """The outputs of a model that checks compare: its logits, or all floating point tensors if it names no logits.
 
-    A question-answering head has two, start_logits and end_logits.
-
-    Args:
-        output: a tensor, or a mapping, a named tuple or a dataclass of tensors and other values.
+    A question-answering head has two, start_logits and end_logits. `output` is a tensor, or a mapping, a named tuple or
+    a dataclass of tensors and other values.
     """
     if isinstance(output, Tensor):
         return [output]

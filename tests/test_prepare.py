@@ -55,8 +55,8 @@ def test_the_tasks_of_an_array_tokenize_the_texts_together(
     prepare.prepare(path, flags, (0, 1))
 
 
-@pytest.mark.parametrize("shard", ["4/4", "x"])
-def test_a_wrong_task_is_refused(shard, capsys):
+@pytest.mark.parametrize("words", [["--shard", "4/4"], ["--shard", "x"], ["--to", "folder", "--shard", "0/2"]])
+def test_a_wrong_task_is_refused(words, capsys):
     with pytest.raises(SystemExit, match="2"):
-        prepare.main(["--shard", shard, str(MLM)])
+        prepare.main([*words, str(MLM)])
     assert "error: argument --shard: " in capsys.readouterr().err

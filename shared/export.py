@@ -63,7 +63,6 @@ class Measured(nn.Module):
         self.logits = torch.empty(0)
 
     def forward(self, **inputs: Tensor) -> Any:
-        """The output of the model."""
         self.inputs = inputs
         began = time.perf_counter()
         output = self.model(**inputs)
@@ -78,7 +77,7 @@ def parse_export(argv: Sequence[str]) -> Request:
     Raises:
         UserError: see `parse` and `as_onnx`; or the export is there already, or is not possible.
     """
-    first = Path(argv[0]) if argv else Path()
+    first = Path(*argv[:1])
     if first.name == "model" and (first.parent / "config.yaml").is_file():
         argv = [str(first.parent), *argv[1:]]
     request = parse(argv, Flags).as_onnx()
@@ -190,7 +189,6 @@ def compare(prediction: Prediction, models: Mapping[str, Measured]) -> Figures:
 
 
 def table(figures: Figures) -> list[str]:
-    """The lines of a table in Markdown."""
     columns = [*next(iter(figures.values()))]
     rows = [[name, *(f"{value:.4g}" for value in figures[name].values())] for name in figures]
     return [f"| {' | '.join(row)} |" for row in (["", *columns], ["---", *("---:" for _ in columns)], *rows)]

@@ -72,17 +72,14 @@ def mine(accelerator: Any, request: Request) -> Prediction:
     """The pairs of FILE with their negatives.
 
     Raises:
-        UserError: the model or the rows cannot be used, or there are too few different positives.
+        UserError: the model or the rows cannot be used; when `blocks` is called, no row has enough negatives.
     """
     prediction = predict_embeddings(accelerator, request)
     source, table, count = prediction.source, prediction.table, request.config.negatives
     positive, share = request.config.text_column_names[1], request.config.share_of_positive
     digests = prediction.data.digests_of(0), prediction.data.digests_of(1)
-    if (different := len(np.unique(digests[1]))) <= count:
-        raise UserError(f"--negatives {count}: {source} has only {different:,} different texts in {positive}: lower it")
 
     def blocks(outputs: Outputs) -> Iterator[pa.Table]:
-        """The rows with enough negatives."""
         anchors, positives = (torch.tensor(each, device=accelerator.device) for each in prediction.split(outputs))
         numbers, enough = hardest_negatives(anchors, positives, digests, count, share)
         few = f"rows of {source} have fewer than {count} texts with at most {share:g} of their positive's similarity"
@@ -116,7 +113,6 @@ def hardest_negatives(
     Args:
         anchors, positives: the normalized embeddings of the samples, [N, width] each.
         digests: int64 [N] each, of the anchors and positives; equal for equal texts.
-        count: negatives of a sample.
         share: from 0 to 1. If the cosine of the positive is negative, its distance to the limit is the same as for a
             positive one.
 

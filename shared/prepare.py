@@ -44,8 +44,6 @@ def main(argv: Sequence[str]) -> None:
     try:
         require_numbers()
         given = arguments(argv)
-        if given.to and given.shard[1] > 1:
-            raise UserError(f"--to {given.to} has no effect with --shard: give one of them")
         if not given.recipe.is_file():
             raise UserError(f"{given.recipe} is not a file: give the path of a recipe")
         signals.listen(None, ending.exit_now, ending.peer_failed)
@@ -61,8 +59,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m shared.prepare", usage, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shard", type=task_of, default=(0, 1))
-    parser.add_argument("--to", type=Path)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--shard", type=task_of, default=(0, 1))
+    either.add_argument("--to", type=Path)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     return parser.parse_args(argv)
@@ -113,7 +112,6 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
 
 
 def samples(data: object) -> str:
-    """The numbers of samples and tokens of a data set, or of images."""
     if isinstance(data, Images):
         return count_of(len(data), "image")
     lengths = getattr(data, "lengths", None)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from types import SimpleNamespace
 
 import torch
@@ -42,15 +41,6 @@ def write_jsonl(path, rows):
     return path
 
 
-def without_packing(run, folder):
-    """The scores of a run without packing, of which `folder` gets a copy."""
-    shutil.copytree(run / "model", folder / "model")
-    config = (run / "config.yaml").read_text()
-    assert "\npacking: true\n" in config
-    (folder / "config.yaml").write_text(config.replace("\npacking: true\n", "\npacking: false\n"))
-    return predict_file(folder)
-
-
 def write_bert(folder, alone, kind, **config):
     """A tiny BERT with random weights and the tokenizer of the run; returns its folder and the model."""
     import transformers
@@ -67,3 +57,16 @@ def write_bert(folder, alone, kind, **config):
         tokenizer = SentenceTokenizer(tokenizer, settings, 32)
     tokenizer.save_pretrained(folder)
     return folder, model
+
+
+def write_resnet(folder, labels, **config):
+    """Write a tiny ResNet with random weights for images of 16 x 16 pixels; return its folder."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+    config = transformers.ResNetConfig(**sizes, num_labels=labels, **config)
+    transformers.ResNetForImageClassification(config).save_pretrained(folder)
+    size = {"height": 16, "width": 16}
+    transformers.BitImageProcessorPil(size=size, do_center_crop=False, crop_size=size).save_pretrained(folder)
+    return folder

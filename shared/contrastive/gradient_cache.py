@@ -30,9 +30,6 @@ class GradientCache:
     """The embeddings of a step and the gradient of its loss with respect to them.
 
     Args:
-        accelerator: has the device and the processes.
-        plan: of the run.
-        loss: of a batch of embeddings.
         embed: returns the embeddings [texts * rows, width] of a micro-batch, first those of all anchors, then those of
             all positives, and so on; the same in each call, also with dropout.
         kept: micro-batches of a step that keep their graph from the first pass. None: all that fit into memory.
@@ -47,7 +44,7 @@ class GradientCache:
         plan: Plan,
         loss: RankingLoss | CosentLoss,
         embed: Callable[[MicroBatch, Batch], Tensor],
-        kept: int | None = None,
+        kept: int | None,
     ) -> None:
         size = plan.global_batch_size
         if not 1 < size <= plan.num_samples:

@@ -103,7 +103,6 @@ class RankingLoss:
         Args:
             accelerator: every process calls this. None: this process computes all.
             embeddings: of each of `data.texts`, normalized: the anchors and the positives [N, width], and the corpus.
-            data: has the texts, which are compared by their tokens.
         """
         task = retrieval.Task.of_digests(*(data.digests_of(place) for place in range(len(embeddings))))
         anchors, documents = embeddings[0], torch.cat([*embeddings[1:]])
@@ -131,7 +130,6 @@ class CosentLoss:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """See `RankingLoss`."""
         return ("spearman", "pearson", *(f"spearman_dim_{dim}" for dim in self.dims))
 
     def of_samples(self, embeddings: Tensor, scores: Tensor, rows: slice = slice(None)) -> Tensor:

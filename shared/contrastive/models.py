@@ -26,7 +26,6 @@ MODULES: tuple[tuple[str, str], ...] = (("", "Transformer"), ("1_Pooling", "Pool
 MODULES_OF_STATIC: tuple[tuple[str, str], ...] = (("", STATIC), ("1_Normalize", "Normalize"))
 LOADING = "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization."
 POOLINGS: dict[Pooling, str] = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
-OF_FLAGS: dict[str, str] = {flag: name for name, flag in POOLINGS.items()}
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 
@@ -161,7 +160,8 @@ def stored_settings(folder: Path) -> tuple[bool, str, int | None, dict[str, str]
             f"{folder}: this model of sentence-transformers has {listed(unlike)}, which is not supported: use the "
             "library, or a model with an encoder, the mean over tokens or the first token, and normalization"
         )
-    return STATIC in modules, OF_FLAGS.get(stored, stored), lengths.get("max_seq_length"), prompts
+    known = {flag: name for name, flag in POOLINGS.items()}
+    return STATIC in modules, known.get(stored, stored), lengths.get("max_seq_length"), prompts
 
 
 def check_modules(config: Any) -> None:
@@ -193,19 +193,12 @@ def shown(prompts: Mapping[str, str]) -> str:
 
 
 class SentenceTokenizer:
-    """A tokenizer whose `save_pretrained` also writes the files of sentence-transformers.
-
-    Args:
-        tokenizer: of transformers.
-        config: of the recipe: how the embedding of a text is computed, the maximum numbers of tokens, the prompts.
-        width: of an embedding.
-    """
+    """Writes the files of a tokenizer and of sentence-transformers; `width` is that of an embedding."""
 
     def __init__(self, tokenizer: Any, config: Any, width: int) -> None:
         self.tokenizer, self.config, self.width = tokenizer, config, width
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the files of the tokenizer, the list of modules and their settings."""
         tokenizer, modules, longest = self.tokenizer, MODULES, max(self.config.max_length)
         if self.config.static:
             tokenizer, modules = static_tokenizer(tokenizer), MODULES_OF_STATIC

@@ -19,7 +19,6 @@ NAMES = ("ndcg_at_10", "recall_at_10", "mrr_at_10")
 
 
 def names(dims: Sequence[int] = ()) -> tuple[str, ...]:
-    """The names of the scores that `evaluate` computes for these `dims`."""
     return (*NAMES, *(f"{NAMES[0]}_dim_{dim}" for dim in dims))
 
 
@@ -95,7 +94,6 @@ def figures(similarity: Tensor, pairs: NDArray[np.int64], temperature: float) ->
     Args:
         similarity: [queries, documents].
         pairs: int64 [pairs, 2], query and document of all relevant documents; each query has at least one.
-        temperature: divides the similarities in the loss.
     """
     count, device = len(similarity), similarity.device
     query, document = torch.from_numpy(pairs).to(device).T

@@ -21,7 +21,7 @@ from shared.datasets.arrow_files import converted
 from shared.datasets.label_cells import is_list
 from shared.datasets.labels import FLAG as LABEL_FLAG
 from shared.datasets.labels import Labels
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, source_of, where, with_labels
+from shared.datasets.rows import ROW_COLUMN, column_of, named, source_of, where, with_labels
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.demo_data import pairs
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
@@ -30,7 +30,6 @@ from shared.plan.draws import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
 FLAG = "--text_column_names"
-NUMBERS = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null  # null: only gaps
 FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 ROWS_AT_ONCE = 10_000  # texts whose lengths are read, or digests computed, at once
 
@@ -40,7 +39,7 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
 
     Raises:
         UserError: the data cannot be read, --text_column_names are not at least two different ones, the scores of
-            --label_column_name are of other samples than pairs or all the same, or see `of_columns` and `scores_of`.
+            --label_column_name are of other samples than pairs or all the same, or see `scores_of`.
     """
     columns, score = config.text_column_names, config.label_column_name
     if len(columns) < 2 or len({*columns}) < len(columns):
@@ -50,7 +49,6 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
         )
     if score and len(columns) > 2:
         raise UserError(f"{FLAG} {' '.join(columns)}: {LABEL_FLAG} {score} has scores of pairs: name two text columns")
-    of_columns(config, columns)
 
     def embedded() -> list[pa.Table]:
         return [named(table, "the embedded functions") for table in pairs.load()]
@@ -69,9 +67,6 @@ def scores_of(table: pa.Table, column: str) -> NDArray[np.float64]:
     Raises:
         UserError: there is no such column, or a row has no finite number in it.
     """
-    type_ = column_of(table, column, LABEL_FLAG).type
-    if not (is_text(type_) or any(check(type_) for check in NUMBERS)):
-        raise UserError(f"{LABEL_FLAG} {column}: {source_of(table)} contains {type_}: scores are numbers")
     return Labels("regression", column).encode(with_labels(table, None, column, "regression")[0])
 
 
@@ -165,8 +160,6 @@ class TextTuples(Dataset):
     """The texts of several columns; sample i has text i of each column.
 
     Attributes:
-        columns: the texts of each column.
-        names: of the columns.
         text_lengths: int32 [N, texts], the tokens of each text. A memory map, like the next two.
         lengths: int32 [N], the tokens of all texts of each sample together.
         longest: int32 [N], the tokens of the longest text of each sample.
@@ -237,7 +230,6 @@ class TextTuples(Dataset):
         return type(self), (self.columns, self.names, scores, self.corpus)
 
     def digest(self) -> str:
-        """A digest of the tokens and the scores."""
         content = hashlib.blake2b("".join(texts.digest() for texts in self.texts).encode(), digest_size=16)
         content.update(b"" if self.scores is None else np.ascontiguousarray(self.scores).data)
         return content.hexdigest()

@@ -9,21 +9,13 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from shared.compat import of_torch
 from shared.errors import UserError, listed, say
-from shared.models.transformers_models import frozen_models
 from shared.monitoring.hooks import Hook
-
-SHORT = "last_layer_is_short"  # attribute of a model, see `is_short`
 
 
 class Frozen(Hook):
     """Freezes the parameters of --freeze before the run looks at the model."""
 
     def given(self, run: Any, model: nn.Module) -> None:
-        """Freeze them, and note models that are frozen but in training mode."""
-        if frozen := frozen_models(model):
-            run.card["note on frozen models"] = (
-                f"{listed(frozen)} has dropout and is in each checkpoint: wrap a model that only teaches in FrozenModel"
-            )
         freeze(model, run.config.freeze)
 
 
@@ -78,7 +70,6 @@ class WeightAverage(Hook):
         run.accelerator.register_for_checkpointing(average)
 
     def updated(self, grad_norm: Tensor) -> None:
-        """Average the weights of a step."""
         self.run.weights_are_read()
         if self.run.progress.step:
             self.move(self.averages, self.values, None)
@@ -86,18 +77,15 @@ class WeightAverage(Hook):
             of_torch.copy(self.averages, self.values)
 
     def evaluate_average(self) -> dict[str, float]:
-        """The scores of the average."""
         self.exchange()
         results = self.evaluate()
         self.exchange()
         return results
 
     def before_export(self, model: nn.Module) -> None:
-        """Export the average."""
         self.exchange()
 
     def exchange(self) -> None:
-        """Exchange the average with the weights of the model."""
         for average, value in zip(self.averages, self.values, strict=True):
             kept = value.clone()
             value.copy_(average)
@@ -123,7 +111,7 @@ def compiled(model: nn.Module) -> bool:
 
 def is_short(model: nn.Module) -> bool:
     """Whether the last layer computes only the tokens that the head reads: the first ones, or masked ones."""
-    return getattr(model, SHORT, False)
+    return getattr(model, "last_layer_is_short", False)
 
 
 def backbone(model: Any) -> nn.Module:

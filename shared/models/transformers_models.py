@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.config.options import Options
 from shared.errors import UserError
@@ -18,7 +18,6 @@ class Pretrained(Hook):
     """Makes a run export models of transformers with `save_pretrained`."""
 
     def opened(self, run: Any) -> None:
-        """Choose the export."""
         run.export = TransformersExport()
 
 
@@ -30,7 +29,6 @@ class TransformersExport(Export):
     """
 
     def begin(self, model: Any) -> dict[str, Callable[[Path], object]]:
-        """Merge the adapters of a model that has some."""
         return {"adapter": model.merge_adapters(model)} if hasattr(model, "merge_adapters") else {}
 
     def save(self, model: Any, weights: dict[str, Tensor], folder: Path) -> None:
@@ -45,7 +43,6 @@ class TransformersExport(Export):
         check_loads(folder, model)
 
     def header(self, config: Options, model: Any) -> list[str]:
-        """The library, and the model on the Hub from which the training started."""
         library = ["library_name: transformers"] if hasattr(model, "save_pretrained") else []
         base = config.pretrained
         return library + ([f"base_model: {base}"] if base and not Path(base).exists() else [])
@@ -85,21 +82,6 @@ def check_loads(folder: Path, model: torch.nn.Module) -> None:
             f"the exported model would not load with the weights that were trained ({counts}): build_model must return "
             "the model as transformers makes it; model/ was not written, and the checkpoints are kept"
         )
-
-
-def frozen_models(model: nn.Module) -> list[str]:
-    """The names of whole models inside a model that are frozen, but in training mode, such as a teacher.
-
-    Parts of a model with adapters are frozen as well, and are none.
-    """
-    if hasattr(model, "merge_adapters"):
-        return []
-    return [
-        name
-        for name, module in model.named_modules()
-        if name and hasattr(module, "save_pretrained") and module.training and any(True for _ in module.parameters())
-        if not any(parameter.requires_grad for parameter in module.parameters())
-    ]
 
 
 def check_names(model: torch.nn.Module) -> None:

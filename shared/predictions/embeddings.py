@@ -10,7 +10,6 @@ from torch import Tensor
 
 from shared.contrastive.losses import objective_of
 from shared.contrastive.tuples import (
-    FLAG,
     TextTuples,
     TupleCollate,
     corpus_of,
@@ -18,10 +17,9 @@ from shared.contrastive.tuples import (
     of_columns,
     pack_or_pad_tuples,
 )
-from shared.datasets.rows import column_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
-from shared.errors import UserError, count_of
+from shared.errors import count_of
 from shared.plan.batches import MicroBatch, evaluation_batches
 from shared.plan.loading import feed
 from shared.predictions.labels import have_labels
@@ -61,7 +59,6 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         return {EMBEDDING + name: pa.FixedSizeListArray.from_arrays(pa.array(v.ravel()), dim) for name, v in named}
 
     def score(*vectors: Outputs) -> dict[str, float]:
-        """The scores of the recipe's evaluation."""
         of_pair = (vectors[columns.index(name)] for name in pair)
         embeddings = [torch.from_numpy(np.ascontiguousarray(each)).to(accelerator.device) for each in of_pair]
         embeddings += [embed(request, prediction.model, each, collate, accelerator.device) for each in data.corpus]
@@ -90,17 +87,14 @@ def read_input(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
     """The rows to predict, and their text columns: those of the settings that the input has.
 
     Raises:
-        UserError: the rows cannot be read, or they have no text column, or not all that --text_column_names names.
+        UserError: the rows cannot be read.
     """
     config, names = request.config, request.config.text_column_names
     if request.file is None:
         return load_tuples(config)[1], names[:2]
-    if len({*names}) < len(names):
-        raise UserError(f"{FLAG} {' '.join(names)}: name each column once")
     table = read_rows(request)
-    found = tuple(name for name in names if name in table.column_names)
-    for name in names if "text_column_names" in request.given or not found else found:
-        column_of(table, name, FLAG)
+    known = tuple(name for name in names if name in table.column_names)
+    found = names if "text_column_names" in request.given else known or names  # `encode` refuses a missing column
     return skip_incomplete(table, found) if config.skip_incomplete_rows else table, found
 
 

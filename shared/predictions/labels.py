@@ -47,7 +47,6 @@ def label_outputs(
     metrics = resolve_metrics(request.config, kind, labels.names, targets[scored])
 
     def score(predictions: Outputs, losses: Outputs, logits: Outputs) -> dict[str, float]:
-        """The scores of all outputs, named as in metrics.jsonl: eval_loss, eval_accuracy, ..."""
         shares = metrics.probabilities(torch.from_numpy(logits[scored])).numpy() if metrics.take_scores else None
         values = metrics.compute(predictions[scored].astype(np.float64), targets[scored], shares)
         loss = float(losses[scored].astype(np.float64).mean())

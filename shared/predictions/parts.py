@@ -25,6 +25,7 @@ from tqdm import tqdm
 from shared.cache.prepared import key_digest
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
+from shared.datasets.label_cells import is_list
 from shared.disk import remedy, sync
 from shared.errors import UserError, aligned, count_of
 from shared.monitoring.log import finite_or_name
@@ -40,6 +41,15 @@ FACTS = {"model": "model", "recipe": "recipe", "input": "input", "bytes": "file"
 Record = dict[str, Any]
 
 
+@contextmanager
+def writing() -> Iterator[None]:
+    """Turn an error of the disk into a `UserError` that says what helps. Also a decorator."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--predictions_file: {error}: {remedy(error)}, and start again to resume") from error
+
+
 class Parts:
     """The parts of a prediction, in the folder beside `output`; `task` is what they depend on."""
 
@@ -50,16 +60,16 @@ class Parts:
         self.batches = [batches[start:end] for start, end in pairwise(ends)]
 
     def path(self, part: int) -> Path:
-        """The file of a part, which may not exist yet."""
         return self.folder / f"part_{part:04d}_{self.digest}.npy"
 
     def read(self, part: int) -> Outputs | None:
         """The outputs [n, width] of a part; None if it does not exist or is damaged."""
-        outputs: Outputs | None = None
         with suppress(OSError, ValueError, EOFError):
-            outputs = np.load(self.path(part), mmap_mode="r")
-        return outputs
+            outputs: Outputs = np.load(self.path(part), mmap_mode="r")
+            return outputs
+        return None
 
+    @writing()
     def write(self, part: int, outputs: Outputs) -> None:
         """Write the outputs of a part; the file is complete or absent."""
         partial = self.path(part).with_suffix(f".partial-{os.getpid()}.npy")
@@ -112,16 +122,6 @@ class Parts:
         return outputs
 
 
-@contextmanager
-def writing() -> Iterator[None]:
-    """Turn an error of the disk into a `UserError` that says what helps. Also a decorator."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--predictions_file: {error}: {remedy(error)}, and start again to resume") from error
-
-
-@writing()
 def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     """Write the file of predictions and its record; return the record. Every process calls this.
 
@@ -131,7 +131,7 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
         UserError: the file holds other predictions or cannot be written, or an output is not finite.
     """
     output = request.output
-    task = on_main_process(accelerator, lambda: begin(request, prediction))
+    task = on_main_process(accelerator, lambda: begin(output, prediction, task_of(request, prediction)))
     if "scores" in task:
         accelerator.print(f"{output} holds these predictions already")
         return task
@@ -145,20 +145,20 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
         rows["scores"] = f"none, {'because there are no labels' if request.config.scores else 'as requested'}"
     rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(output)}
     accelerator.print(aligned(rows))
-    workers = request.config.dataloader_num_workers
-    on_cpu = accelerator.device.type == "cpu"
-    parts.compute(accelerator, missing, workers if workers is not None else 0 if on_cpu else 2)
+    if (workers := request.config.dataloader_num_workers) is None:
+        workers = 0 if accelerator.device.type == "cpu" else 2
+    parts.compute(accelerator, missing, workers)
     gather(accelerator, None)  # waits until all parts are written
     return on_main_process(accelerator, lambda: finish(parts, output, task))
 
 
-def begin(request: Request, prediction: Prediction) -> Record:
-    """What the predictions depend on, or if the file is finished, its record, which has scores as well.
+@writing()
+def begin(output: Path, prediction: Prediction, task: Record) -> Record:
+    """`task`, or if the file is finished, its record, which has scores as well.
 
     Raises:
         UserError: the file holds other predictions, or it cannot hold the columns, or its folder is in use.
     """
-    output, task = request.output, task_of(request, prediction)
     check_columns(prediction, output)
     if not output.exists():
         parts_folder(output).mkdir(parents=True, exist_ok=True)
@@ -201,6 +201,7 @@ def check_columns(prediction: Prediction, output: Path) -> None:
             )
 
 
+@writing()
 def finish(parts: Parts, output: Path, task: Record) -> Record:
     """Join the parts, compute the scores, write the file and its record, and remove the parts; return the record.
 
@@ -229,7 +230,6 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
 
 
 def record_file(output: Path) -> Path:
-    """The JSON file that describes the predictions: model, input, settings and scores."""
     return output.with_name(output.name + ".json")
 
 
@@ -256,9 +256,9 @@ def writer(file: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], objec
 def plain(table: pa.Table) -> pa.Table:
     """`table` with float64 in place of float32: the number with the fewest digits that means the same float32."""
     for place, field in enumerate(table.schema):
-        is_list = pa.types.is_nested(field.type) and hasattr(field.type, "value_type")
-        if pa.types.is_float32(field.type.value_type if is_list else field.type):
-            text, number = (pa.large_list(type_) if is_list else type_ for type_ in (pa.string(), pa.float64()))
+        a_list = is_list(field.type)
+        if pa.types.is_float32(field.type.value_type if a_list else field.type):
+            text, number = (pa.large_list(type_) if a_list else type_ for type_ in (pa.string(), pa.float64()))
             table = table.set_column(place, field.name, table.column(place).cast(text).cast(number))
     return table
 
@@ -279,7 +279,6 @@ def task_of(request: Request, prediction: Prediction) -> Record:
 
 
 def digest_of(file: Path) -> str:
-    """A digest of the content of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

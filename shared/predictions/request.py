@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import TOKENS
-from shared.contrastive.models import MODULES_FILE, POOLINGS, shown, stored_settings
+from shared.contrastive.models import MODULES_FILE, shown, stored_settings
 from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
@@ -103,7 +103,6 @@ class Request:
 
     @property
     def output(self) -> Path:
-        """The file that is written."""
         return Path(self.config.predictions_file)
 
     @property
@@ -250,8 +249,8 @@ def settings_of_model(kind: str, model: Path, known: Mapping[str, Any]) -> dict[
     """The settings that are not `known` from the run or a flag, by the files of the model; always its pooling.
 
     Raises:
-        UserError: nothing limits the length of a text, the pooling is not supported, or it is open which of the
-            model's prompts the texts get; or see `stored_settings`.
+        UserError: nothing limits the length of a text, or it is open which of the model's prompts the texts get; or
+            see `stored_settings`.
     """
     if kind in ("images", "table"):
         return {SAMPLES: known.get(SAMPLES, USUAL_SAMPLES)}
@@ -259,8 +258,6 @@ def settings_of_model(kind: str, model: Path, known: Mapping[str, Any]) -> dict[
     longest = None
     if kind == "embeddings" and (model / MODULES_FILE).is_file():
         found["static"], found["pooling"], longest, prompts = stored_settings(model)
-        if found["pooling"] not in POOLINGS:
-            raise UserError(f"{model}: its pooling is {found['pooling'] or 'unknown'}, not {' or '.join(POOLINGS)}")
         if prompts and "prompts" not in known:
             raise UserError(f"--prompts is needed, one for each text column or '': {model} has {shown(prompts)}")
     found["max_length"] = known.get("max_length") or longest or longest_text(model)

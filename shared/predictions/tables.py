@@ -41,8 +41,7 @@ def predict_table(_: Any, request: Request) -> Prediction:
         return {PREDICTION: pa.array(predictions[:, 0])}
 
     def score(_: Outputs, losses: Outputs) -> dict[str, float]:
-        """The mean loss of the rows with a target; those without have the loss NaN."""
-        known = losses[~np.isnan(losses)].astype(np.float64)
+        known = losses[~np.isnan(losses)].astype(np.float64)  # NaN for a row without a target
         return {"eval_loss": float(known.mean())} if len(known) else {}
 
     return Prediction(

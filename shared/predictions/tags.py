@@ -61,7 +61,6 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
         return predicted, losses, logits.float().softmax(1).gather(1, predicted[:, None])
 
     def score(predicted: Outputs, losses: Outputs, _: Outputs) -> dict[str, float]:
-        """The scores of the recipe's evaluation, of the words with tags."""
         found = data.tags_of_all(predicted[numbers, 0].astype(int), tags.outside)
         scores = tagging_scores(tags, found[scored], targets[scored], data.begins[scored])
         loss = losses[numbers[scored[numbers]]].astype(np.float64).mean()

@@ -59,18 +59,11 @@ def stored_names(name: str, revision: str | None = None) -> tuple[str, ...]:
     """The label names in a model's config.json, in the order of its outputs; LABEL_0, LABEL_1, ... if it has none.
 
     Raises:
-        UserError: the config cannot be loaded, or its id2label and label2id differ.
+        UserError: the config cannot be loaded.
     """
     config = load_pretrained("AutoConfig", name, revision)
     by_number = {int(number): label for number, label in (config.id2label or {}).items()}
-    by_label = {label: int(number) for label, number in (config.label2id or {}).items()}
-    numbers = {label: number for number, label in by_number.items()}
-    if set(by_label) == set(numbers) and by_label != numbers:
-        raise UserError(
-            f"--model_name_or_path {name}: id2label and label2id in its config.json give the labels different ids: "
-            "correct one of them"
-        )
-    return tuple(label for _, label in sorted(by_number.items()))
+    return tuple(by_number[number] for number in sorted(by_number))
 
 
 def are_placeholders(names: tuple[str, ...]) -> bool:
@@ -89,9 +82,6 @@ def pooling_of_head(config: Any) -> dict[str, str]:
 
     Only a pooling that the model's own config can name is possible: transformers reads it there when it loads the
     exported model. Both poolings ignore padding.
-
-    Args:
-        config: the recipe's config: --pooling, and the flags of the pretrained or new model.
 
     Raises:
         UserError: classifiers of this type have no choice of pooling in transformers; or see `load_pretrained`.
@@ -193,6 +183,5 @@ class FrozenModel:
         self.model: Any = model.to(accelerator.device).eval().requires_grad_(False)
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
-        """The output of the model."""
         with torch.no_grad(), self.accelerator.autocast():
             return self.model(*args, **arguments)

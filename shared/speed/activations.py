@@ -40,9 +40,7 @@ class FollowingLayerNorm(nn.LayerNorm):
 
 
 def cast(layer: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The weight and bias of a layer in this dtype."""
-    weight, bias = (None if each is None else each.to(dtype) for each in (layer.weight, layer.bias))
-    return weight, bias
+    return layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
 
 
 FOLLOWING: dict[type, type] = {nn.Linear: FollowingLinear, nn.LayerNorm: FollowingLayerNorm}

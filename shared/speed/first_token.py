@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
-from shared.models.trainable import SHORT
 from shared.speed.self_check import image_batch, keep_if_equal, text_batch
 
 
@@ -122,11 +121,7 @@ def replace_last_layer(
     """Replace the forward pass of the last layer by that of the model's family, if that changes no results.
 
     Without effect on classes of one's own, whose head may read every token, on decoders, and with another attention.
-
-    Args:
-        model: `is_short` of it tells afterwards whether the layer is replaced.
-        families: see FAMILIES.
-        name, make_batch: see `keep_if_equal`.
+    `is_short` of the model tells afterwards whether the layer is replaced. `families` has the form of FAMILIES.
     """
     config: Any = getattr(model, "config", None)
     known = type(model).__module__.startswith("transformers.models.") and not getattr(config, "is_decoder", False)
@@ -135,7 +130,7 @@ def replace_last_layer(
     layers, forward = families[config.model_type]
     last = model.base_model.get_submodule(layers)[-1]
     replace, undo = (lambda: of_torch.replace_forward(last, forward)), (lambda: vars(last).pop("forward", None))
-    setattr(model, SHORT, keep_if_equal(model, name, replace, undo, make_batch))
+    model.last_layer_is_short = keep_if_equal(model, name, replace, undo, make_batch)
 
 
 def bert_layer(

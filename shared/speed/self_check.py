@@ -38,9 +38,7 @@ def keep_if_equal(
     has some of them, and they cost little. `grad`, buffers, modes and random states do not change.
 
     Args:
-        model: with a `config`.
         name: name of the replacement, for the warning that is printed if it is undone.
-        replace: changes the model.
         undo: restores the model; does nothing if `replace` was not called.
         make_batch: returns a batch for a model with this config, on the CPU.
 
@@ -118,10 +116,8 @@ def outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
 def compared(output: Any) -> list[Tensor]:
     """The outputs of a model that checks compare: its logits, or all floating point tensors if it names no logits.
 
-    A question-answering head has two, start_logits and end_logits.
-
-    Args:
-        output: a tensor, or a mapping, a named tuple or a dataclass of tensors and other values.
+    A question-answering head has two, start_logits and end_logits. `output` is a tensor, or a mapping, a named tuple or
+    a dataclass of tensors and other values.
     """
     if isinstance(output, Tensor):
         return [output]

@@ -37,10 +37,6 @@ class Encoder(torch.nn.Module):
         return self.head(self.layers(rows))
 
 
-def plan_of(size, micro_batches, samples=40):
-    return Plan(num_samples=samples, seed=1, global_batch_size=size, max_steps=3, micro_batches=micro_batches)
-
-
 def gradient_of(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -68,7 +64,8 @@ def batch_of(texts, samples):
 def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
     kinds, size, micro_batches, dropout, symmetric, kept
 ):
-    plan = plan_of(size, min(micro_batches, size))
+    cut = {"global_batch_size": size, "micro_batches": min(micro_batches, size)}
+    plan = Plan(num_samples=40, seed=1, max_steps=3, **cut)
     texts, loss, model = texts_of(kinds, plan.num_samples), RankingLoss(0.1, symmetric), Encoder(dropout)
 
     def embed(micro_batch, batch):
@@ -76,6 +73,10 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
         return model(batch["rows"])
 
     cache = GradientCache(ACCELERATOR, plan, loss, embed, kept)
+    piece = next(iter(plan.micro_batches(0)))  # before the first step, it is a batch of its own
+    batch = batch_of(texts, piece.samples)
+    alone = loss.of_samples(embed(piece, batch).view(kinds, -1, WIDTH), batch["targets"]).sum() / size
+    assert cache.loss(piece, batch).item() == pytest.approx(alone.item())
     for step in range(3):
         pieces = [(piece, batch_of(texts, piece.samples)) for piece in plan.micro_batches(step)]
         model.passes = {True: 0, False: 0}
@@ -100,26 +101,15 @@ def test_a_repeated_micro_batch_has_neither_loss_nor_gradient():
     plan = Plan(num_samples=9, seed=1, global_batch_size=9, max_steps=1, micro_batches=1, num_processes=1)
     texts, model = texts_of(2, 9), Encoder(0.0)
     (piece,) = plan.micro_batches(0)
-    repeat = SimpleNamespace(
-        index=1, counted=False, step=0, samples=piece.samples[-1:], start=piece.start, step_size=9, last=True
-    )
+    repeat = SimpleNamespace(index=1, counted=False, samples=piece.samples[-1:])
     pieces = [(piece, batch_of(texts, piece.samples)), (repeat, batch_of(texts, repeat.samples))]
-    cache = GradientCache(ACCELERATOR, plan, RankingLoss(0.1), lambda _, batch: model(batch["rows"]))
+    cache = GradientCache(ACCELERATOR, plan, RankingLoss(0.1), lambda _, batch: model(batch["rows"]), None)
     cache.fill(model, pieces)
     share, nothing = (cache.loss(*each) for each in pieces)
     nothing.backward()
     assert float(nothing) == 0
     assert not gradient_of(model).any()
     assert float(share) > 0
-
-
-def test_before_the_first_step_a_micro_batch_is_a_batch_of_its_own():
-    plan, texts, model, loss = plan_of(8, 2), texts_of(2, 40), Encoder(0.0), RankingLoss(0.1)
-    piece = plan.micro_batches(0)[1]
-    batch = batch_of(texts, piece.samples)
-    cache = GradientCache(ACCELERATOR, plan, loss, lambda _, batch: model(batch["rows"]))
-    alone = loss.of_samples(model(batch["rows"]).view(2, 4, WIDTH), batch["targets"]).sum() / 8
-    assert float(cache.loss(piece, batch)) == float(alone)
 
 
 @pytest.mark.parametrize(("free", "processes", "expected"), [(0, 1, 1), (10_000, 1, 4), (20_000, 2, 4), (9_000, 9, 1)])

@@ -110,17 +110,6 @@ def test_loss_and_gradient_are_those_of_the_formula(batch, dims, temperature):
     assert not embeddings.requires_grad
 
 
-@pytest.mark.docs  # importing the library takes seconds
-def test_it_is_the_loss_of_sentence_transformers():
-    from sentence_transformers.sentence_transformer.losses import CoSENTLoss
-
-    generator = torch.Generator().manual_seed(0)
-    embeddings, scores = torch.randn(2, 32, 16, generator=generator), torch.arange(32.0) % 5
-    want = CoSENTLoss(torch.nn.Identity(), scale=20).compute_loss_from_embeddings([*embeddings], scores)
-    loss = CosentLoss(0.05).of_samples(embeddings, scores.double()[None])
-    assert float(loss[0]) == pytest.approx(float(want), rel=1e-6)
-
-
 def test_cosines_that_differ_much_do_not_overflow():
     cosines, scores = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
     assert float(of_cosines(cosines, scores, 1e-3)) == pytest.approx(2000, rel=1e-9)  # 1 - (-1) by 0.001

@@ -1,7 +1,6 @@
 """Retrieval scores against a second implementation, query by query; so are mined negatives."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +11,6 @@ from torch.nn import functional as F
 
 from shared import mine_negatives
 from shared.contrastive import retrieval
-
-ALONE = SimpleNamespace(
-    num_processes=1, process_index=0, device=torch.device("cpu"), reduce=lambda table, reduction: table
-)
 
 
 def normalized(rows):
@@ -65,29 +60,11 @@ def test_the_scores_are_their_definitions(task, at_once):
     positives, names = torch.cat(documents), (names[0], names[1] + names[2])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrieval, "SCORES_AT_ONCE", at_once)
-        found = retrieval.evaluate(ALONE, anchors, positives, described, 0.5, (2,))
+        found = retrieval.evaluate(None, anchors, positives, described, 0.5, (2,))
     want = expected(anchors.double().numpy(), positives.double().numpy(), *names, 0.5)
     want["ndcg_at_10_dim_2"] = expected(anchors[:, :2].numpy(), positives[:, :2].numpy(), *names, 0.5)["ndcg_at_10"]
     assert found == pytest.approx(want, rel=1e-5, abs=1e-6)
     assert tuple(found) == ("loss", *retrieval.names((2,)))
-
-
-def test_several_processes_compute_the_same_scores_as_one(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    anchors, positives = torch.randn(2, 50, 8, generator=generator)
-    task = retrieval.Task.of_digests(np.arange(50), np.arange(50) // 2)
-    monkeypatch.setattr(retrieval, "SCORES_AT_ONCE", 7 * 25)  # eight parts of seven queries
-    alone = retrieval.evaluate(ALONE, anchors, positives, task, 0.1)
-    gathered = []
-    monkeypatch.setattr(
-        retrieval, "gather_rows", lambda _, numbers, rows, total: gathered.append((numbers, rows)) or rows
-    )
-    for rank in range(3):
-        process = SimpleNamespace(num_processes=3, process_index=rank, device=torch.device("cpu"))
-        retrieval.evaluate(process, anchors, positives, task, 0.1)
-    numbers, rows = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
-    assert sorted(numbers) == list(range(50))
-    assert rows[:, 1:].mean(0).tolist() == pytest.approx([alone[name] for name in retrieval.NAMES], rel=1e-12)
 
 
 @settings(max_examples=40)

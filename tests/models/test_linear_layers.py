@@ -40,37 +40,25 @@ def test_transposed_inputs_and_weights_are_multiplied_without_rounding_to_fewer_
     assert (linear(input, weight, None) - exact).abs().max() < 2e-5 * exact.abs().max()
 
 
-def test_frozen_weights_get_no_gradient() -> None:
-    input, layer = torch.randn(9, 7, requires_grad=True), nn.Linear(7, 4).requires_grad_(False)
-    linear(input, layer.weight, layer.bias).sum().backward()
-    assert [parameter.grad for parameter in layer.parameters()] == [None, None]
-    torch.testing.assert_close(input.grad, layer.weight.sum(0).expand(9, 7))
-
-
 def test_other_dtypes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise AssertionError("oneDNN was called")
-
-    monkeypatch.setattr(of_torch, "onednn_linear", fails)
+    monkeypatch.setattr(of_torch, "onednn_linear", lambda *_: pytest.fail("oneDNN was called"))
     input, weight = torch.randn(9, 7), torch.randn(4, 7)
     assert torch.equal(linear(input.double(), weight.double(), None), F.linear(input.double(), weight.double()))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(input, weight, None).dtype == torch.bfloat16
-    with pytest.raises(AssertionError, match="oneDNN"):
+    with pytest.raises(pytest.fail.Exception, match="oneDNN"):
         linear(input, weight, None)
 
 
-def test_a_model_keeps_its_state_and_on_another_cpu_or_in_a_class_of_ones_own_its_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_keeps_its_state_and_on_another_cpu_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(nn.Linear):
         pass
 
-    model = nn.Sequential(nn.Linear(7, 4), nn.GELU(), Own(4, 2))
+    model = nn.Sequential(nn.Linear(7, 4), Own(4, 2))
     input, names = torch.randn(9, 7), list(model.state_dict())
     expected = model(input)
     use_fast_products(model)
-    assert [type(layer) for layer in model] == [FastLinear, nn.GELU, Own]
+    assert [type(layer) for layer in model] == [FastLinear, Own]
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(input), expected)
     monkeypatch.setattr(linear_layers, "onednn_is_faster", lambda: False)

@@ -3,8 +3,6 @@
 The results must equal the rows of that page's table.
 """
 
-import csv
-
 import families
 import numpy as np
 import pytest
@@ -12,13 +10,14 @@ import runs
 import torch
 import transformers
 from families import FAMILIES
+from predicting import read_csv
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from shared.config import options
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-LONGEST = 48
+PAGE, LONGEST = runs.ROOT / "docs/models.md", 48
 FLAGS = [
     *("--max_length", LONGEST, "--max_tokens_per_micro_batch", 192, "--global_batch_size", 12, "--logging_steps", 2),
     *("--max_train_steps", 2, "--eval_steps", 2, "--checkpointing_steps", "no", "--learning_rate", 1e-3),
@@ -26,75 +25,49 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def corpus(texts, tmp_path_factory):
-    """A few rows of the texts, and the tokenizer of a tiny run."""
-    folder, flags = tmp_path_factory.mktemp("families"), []
-    for flag, file, rows in ((*texts[:2], 48), (*texts[2:], 12)):
-        with file.open(newline="") as stream:
-            lines = list(csv.reader(stream))[: rows + 1]
-        with (folder / file.name).open("w", newline="") as stream:
-            csv.writer(stream).writerows(lines)
-        flags += [flag, folder / file.name]
-    nlp = runs.load_recipe("nlp")
-    *_, tokenizer = nlp.load_data(options.parse(nlp.Config, [*map(str, flags), *runs.TINY]))
-    return flags, tokenizer, lines[1:]
-
-
-def write(folder, auto, family, tokenizer):
-    """Write a model of random weights and the tokenizer to a folder."""
-    # Qwen2's class adds a token of its own to any tokenizer; published vocabularies have room as well.
-    families.tiny(auto, family, len(tokenizer) + 8).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def corpus(texts, alone):
+    """The flags of the texts, the tokenizer of a tiny run, and the validation rows."""
+    return texts, AutoTokenizer.from_pretrained(alone / "model"), read_csv(texts[3])
 
 
 def trained(recipe, corpus, folder, family, auto, capfd):
-    """(config, evaluation, printed output, exported model, its tokenizer); None if there is no such model."""
+    """(config, evaluation, printed output, exported model, its tokenizer)."""
     module = runs.load_recipe(recipe)
     flags, tokenizer, _ = corpus
-    if AutoConfig.for_model(FAMILIES[family][0]).__class__ not in auto._model_mapping:
-        return None
-    model = write(folder / "model", auto, family, tokenizer)
-    given = [*flags, *FLAGS, "--model_name_or_path", model, "--output_dir", folder / "run"]
+    # Qwen2's class adds a token of its own to any tokenizer; published vocabularies have room as well.
+    families.tiny(auto, family, len(tokenizer) + 8).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    given = [*flags, *FLAGS, "--model_name_or_path", folder / "model", "--output_dir", folder / "run"]
     config = options.parse(module.Config, [*map(str, given)])
     results = module.main(config)
-    printed = capfd.readouterr()
+    output = "".join(capfd.readouterr())
     exported, loading = auto.from_pretrained(folder / "run/model", output_loading_info=True)
     assert not [names for kind, names in loading.items() if names and kind != "error_msgs"], loading
-    return (
-        config,
-        results,
-        printed.out + printed.err,
-        exported.eval(),
-        AutoTokenizer.from_pretrained(folder / "run/model"),
-    )
+    return config, results, output, exported.eval(), AutoTokenizer.from_pretrained(folder / "run/model")
 
 
-def classifies(corpus, folder, family, capfd):
+def classifies(*case):
     """What the table says of nlp.py. The exported model must give the evaluation's loss and accuracy, text by text."""
-    _, results, output, model, tokenizer = trained(
-        "nlp", corpus, folder, family, AutoModelForSequenceClassification, capfd
-    )
+    _, results, output, model, tokenizer = trained("nlp", *case[:3], families.CLASSIFIER, case[3])
     padding = {"padding": "max_length"} if "padding changes the output" in output else {}
-    logits = []
+    logits, rows = [], case[0][2]
     with torch.inference_mode():
-        for text, _ in corpus[2]:
-            given = tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt", **padding)
+        for row in rows:
+            given = tokenizer(row["text"], truncation=True, max_length=LONGEST, return_tensors="pt", **padding)
             logits.append(model(**given).logits[0])
     logits = torch.stack(logits)
-    targets = torch.tensor([model.config.label2id[label] for _, label in corpus[2]])
+    targets = torch.tensor([model.config.label2id[row["label"]] for row in rows])
     assert results["eval_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-4)
     assert results["eval_accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
     assert logits.std(0).max() > 0.003, "the logits differ between texts"
     return "yes" + ", padded to `--max_length`" * bool(padding), output
 
 
-def fills_in(corpus, folder, family, capfd):
+def fills_in(*case):
     """What the table says of mlm.py. The exported model must give the evaluation's loss, document by document."""
-    found = trained("mlm", corpus, folder, family, AutoModelForMaskedLM, capfd)
-    if found is None:
+    if AutoConfig.for_model(FAMILIES[case[2]][0]).__class__ not in families.MASKED_LM._model_mapping:
         return "no such model in transformers", ""
-    config, results, output, model, tokenizer = found
+    config, results, output, model, tokenizer = trained("mlm", *case[:3], families.MASKED_LM, case[3])
     packed, padded = "packed without padding" in output, "padding changes the output" in output
     assert packed != ("cannot be packed exactly" in output)
     _, held_out, _ = runs.load_recipe("mlm").load_data(config)
@@ -133,16 +106,12 @@ def test_each_family_behaves_as_its_row_in_the_table_says(corpus, tmp_path, capf
     assert row in table()
 
 
-def test_the_table_has_no_other_families():
+def test_the_page_has_no_other_families_and_names_the_tested_version():
     assert [row.split(" | ")[0].removeprefix("| ") for row in table()] == list(FAMILIES)
+    assert f"transformers {transformers.__version__}" in PAGE.read_text()
 
 
 def table():
     """The rows of the page's table of families."""
-    page = (runs.ROOT / "docs/models.md").read_text()
-    _, _, rows = page.partition("| family | `model_type` | nlp.py | mlm.py | messages |\n|---|---|---|---|---|\n")
+    _, _, rows = PAGE.read_text().partition("| mlm.py | messages |\n|---|---|---|---|---|\n")
     return rows.partition("\n\n")[0].splitlines()
-
-
-def test_the_page_names_the_tested_version():
-    assert f"transformers {transformers.__version__}" in (runs.ROOT / "docs/models.md").read_text()

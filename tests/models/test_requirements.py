@@ -9,10 +9,7 @@ from safetensors.torch import load_model
 from torch import nn
 
 from shared.encoders.masked_head import predict_only_masked
-from shared.errors import UserError
 from shared.models.optimizers import muon_groups
-from shared.models.transformers_models import frozen_models
-from shared.processes import folder_lock
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -49,45 +46,34 @@ class Pixels(nn.Module):
         return Output(self.head(pixel_values.mean((2, 3))))
 
 
-def masked(model):
+def masked(config, tokenizer):
+    model = Words(len(tokenizer))
     predict_only_masked(model)
     return model
 
 
 MAKE = {
     "nlp": lambda config, labels, tokenizer: Words(len(tokenizer), labels.num_labels),
-    "mlm": lambda config, tokenizer: masked(Words(len(tokenizer))),
+    "mlm": masked,
     "image_classification": lambda config, names: Pixels(len(names)),
 }
 
 
-@pytest.fixture
-def call(texts, monkeypatch, tmp_path):
-    """Calls a recipe's `main` with another `build_model`."""
-
-    def train(recipe, make, *flags):
-        module = runs.load_recipe(recipe)
-        monkeypatch.setattr(module, "build_model", make)
-        data = runs.TINY_IMAGES if recipe == "image_classification" else [*runs.TINY, *texts]
-        return runs.train(module, tmp_path / "run", *data, "--max_train_steps", 2, "--eval_steps", 2, *flags)
-
-    yield train
-    folder_lock.release_all()
-
-
 @pytest.mark.parametrize("recipe", list(MAKE))
 def test_a_custom_model_trains_is_exported_and_loaded_and_its_finished_run_is_recognized(
-    call, tmp_path, capsys, recipe
+    texts, monkeypatch, tmp_path, capsys, recipe
 ):
-    made = []
+    module, made = runs.load_recipe(recipe), []
 
     def make(*args):
         made.append((MAKE[recipe](*args), args))
         return made[-1][0]
 
-    results = call(recipe, make)
+    monkeypatch.setattr(module, "build_model", make)
+    flags = runs.TINY_IMAGES if recipe == "image_classification" else [*runs.TINY, *texts]
+    flags = [*flags, "--max_train_steps", 2, "--eval_steps", 2]
+    results = runs.train(module, tmp_path / "run", *flags)
     (model, args), folder = made[0], tmp_path / "run/model"
-    assert results["eval_loss"] > 0
     again = MAKE[recipe](*args)
     before = {name: tensor.clone() for name, tensor in again.state_dict().items()}
     assert load_model(again, folder / "model.safetensors") == (set(), [])
@@ -98,26 +84,9 @@ def test_a_custom_model_trains_is_exported_and_loaded_and_its_finished_run_is_re
     assert 'load_model(model, "model.safetensors")' in card
     assert "library_name: transformers" not in card
     capsys.readouterr()
-    assert call(recipe, make) == pytest.approx(results)
+    assert runs.train(module, tmp_path / "run", *flags) == pytest.approx(results)
     assert "holds this run, finished" in capsys.readouterr().out
 
 
 def test_muon_needs_to_know_the_head():
-    with pytest.raises(UserError, match=r"^--optim muon, which must know the head of a model: .*base_model"):
-        muon_groups(Words(9), 0.1)
-
-
-class Whole(torch.nn.Linear):
-    """A model of a library."""
-
-    def save_pretrained(self):
-        raise NotImplementedError
-
-
-def test_a_frozen_model_inside_a_model_is_named_if_it_would_train_with_dropout():
-    student = torch.nn.ModuleDict({"teacher": Whole(2, 2), "own": Whole(2, 2), "part": torch.nn.Linear(2, 2)})
-    student["teacher"].requires_grad_(False)
-    student["part"].requires_grad_(False)
-    assert frozen_models(student.train()) == ["teacher"]
-    student["teacher"].eval()  # as a module that keeps its mode
-    assert frozen_models(student) == []
+    assert runs.refusal(muon_groups, Words(9), 0.1).startswith("--optim muon, which must know the head of a model: ")

@@ -1,7 +1,7 @@
 """--freeze keeps weights, and --layer_lr_decay trains lower layers at smaller rates."""
 
 import pytest
-import transformers
+from families import MASKED_LM, small
 from torch import nn
 
 from shared.errors import UserError
@@ -10,21 +10,9 @@ from shared.models.trainable import freeze
 from shared.optimization.optimizers import set_learning_rate
 from shared.options.data_options import ModelOptions
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
-MODELS = {
-    "BertForMaskedLM": TEXT,
-    "ModernBertForSequenceClassification": TEXT,
-    "ElectraForSequenceClassification": TEXT | {"embedding_size": 8},
-    "DistilBertForSequenceClassification": {"dim": 16, "hidden_dim": 32, "n_layers": 3, "n_heads": 2, "vocab_size": 50},
-    "GPT2ForSequenceClassification": {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": 50},
-    "ViTForImageClassification": SIZES | {"image_size": 16, "patch_size": 8},
-}
 
-
-def new(name="BertForMaskedLM"):
-    config = getattr(transformers, name.partition("For")[0] + "Config")
-    return getattr(transformers, name)(config(**MODELS[name]))
+def new():
+    return small("bert", MASKED_LM)  # of three layers
 
 
 def frozen(model):
@@ -55,42 +43,25 @@ def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are
         freeze(new(), ["bert", "cls"])
 
 
-def rates(model, **settings):
-    """{parameter name: learning rate} after a step's rate of 1 was set."""
-    optimizer = make_optimizer(model, ModelOptions(learning_rate=0.5, weight_decay=0.1, **settings))
-    set_learning_rate(optimizer, 1.0)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-
-
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_rate_falls_from_the_head_to_the_embeddings(name, optim):
-    model = new(name)
-    found = rates(model, layer_lr_decay=0.5, optim=optim)
-    assert set(found) == {name for name, _ in model.named_parameters()}
-    for parameter, rate in found.items():
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "electra", "distilbert", "gpt2", "vit"])
+def test_the_rate_falls_from_the_head_to_the_embeddings(kind, optim):
+    model = small(kind)
+    config = ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5, optim=optim)
+    optimizer = make_optimizer(model, config)
+    set_learning_rate(optimizer, 1.0)
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    assert {group["lr"] for group in group_of.values()} == {1.0, 0.5, 0.25, 0.125, 0.0625}
+    for parameter, weights in model.named_parameters():
         layer = next((int(word) for word in parameter.split(".") if word.isdigit()), None)
         below = "embed" in parameter or ".wte." in parameter or ".wpe." in parameter
         expected = 0.5**4 if below else 1.0 if layer is None else 0.5 ** (3 - layer)
-        assert rate == expected, parameter
-    assert set(found.values()) == {1.0, 0.5, 0.25, 0.125, 0.0625}
+        group = group_of[id(weights)]
+        assert (group["lr"], group["weight_decay"]) == (expected, 0.1 if weights.ndim >= 2 else 0), parameter
 
 
-def test_matrices_keep_their_weight_decay_in_each_layer():
-    model = new()
-    optimizer = make_optimizer(model, ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5))
-    for group in optimizer.param_groups:
-        assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] == 0.1}
-
-
-def test_without_a_decay_there_are_the_usual_groups():
-    model = new()
-    assert set(rates(model).values()) == {1.0}
-    assert len(make_optimizer(model, ModelOptions()).param_groups) == 2
-    assert "lr_scale" not in make_optimizer(model, ModelOptions()).param_groups[0]
-
-
-def test_a_model_without_layers_has_no_decay():
+def test_without_a_decay_there_are_the_usual_groups_and_without_layers_no_decay():
+    groups = make_optimizer(new(), ModelOptions()).param_groups
+    assert [group.get("lr_scale") for group in groups] == [None, None]
     with pytest.raises(UserError, match=r"--layer_lr_decay 0.9: a Linear has no list of layers"):
         make_optimizer(nn.Linear(2, 2), ModelOptions(layer_lr_decay=0.9))

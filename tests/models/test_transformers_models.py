@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import runs
 from accelerate import Accelerator
+from families import MASKED_LM, small
 
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
@@ -28,10 +29,7 @@ def finished_progress():
 
 @pytest.fixture
 def model():
-    from transformers import BertConfig, BertForMaskedLM
-
-    sizes = {"vocab_size": 9, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
-    return BertForMaskedLM(BertConfig(**sizes, num_attention_heads=1))  # some of its weights are tied
+    return small("bert", MASKED_LM)  # some of its weights are tied
 
 
 @pytest.mark.parametrize("wrong", ["_orig_mod.{}", "{}.old"])
@@ -63,12 +61,9 @@ def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch
     assert "\n| accuracy | 0.5000 |\n" in card
     assert "    recipes/nlp.py --train_file 'my data.csv' --seed 3\n" in card  # can be pasted into a shell
 
-    best = nlp.Config(
-        model_name_or_path="owner/model", load_best_model_at_end=True, metric_for_best_model="accuracy", run_name="mine"
-    )
+    chosen = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
+    best = nlp.Config(model_name_or_path="owner/model", run_name="mine", **chosen)
     card = TransformersExport().card(best, finished_progress, model)
-    assert "\nbase_model: owner/model\n" in card
-    assert "\n# mine\n" in card
-    assert "on the embedded data: 4 steps" in card
-    assert "| accuracy | 0.7500 |" in card
+    for expected in ("\nbase_model: owner/model\n", "\n# mine\n", "on the embedded data: 4 steps", "accuracy | 0.7500"):
+        assert expected in card
     assert "base_model" not in TransformersExport().header(nlp.Config(model_name_or_path=str(tmp_path)), model)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from predicting import predict_file, read_csv, read_jsonl, without_packing, write_csv, write_jsonl
+from predicting import predict_file, read_csv, read_jsonl, write_csv, write_jsonl
 from runs import refusal
 from torch.nn import functional as F
 
@@ -31,10 +31,9 @@ def pairs(texts, tmp_path_factory):
 def trained(pairs, tmp_path_factory, request):
     """The output folder of a short run, and its last evaluation."""
     output = tmp_path_factory.mktemp("trained") / "run"
-    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1]]
+    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--max_length", 24, 48]
     kind = ["--static"] if request.param == "static" else ["--pooling", request.param]
     flags += ["--matryoshka_dims", 32, 8, *kind, "--prompts", "find: ", ""]
-    flags += ["--max_length", 24, 48]
     return output, runs.train("embeddings", output, *flags)
 
 
@@ -54,11 +53,6 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert table.column_names == ["anchor", "positive", "embedding_anchor", "embedding_positive"]
     of_file = predict_file(run, pairs[1], "--max_tokens_per_micro_batch", 96)  # the same pairs, in other passes
     assert of_file == pytest.approx(reported, rel=1e-5)
-
-
-def test_without_packing_the_scores_are_the_same(trained, tmp_path):
-    run, reported = trained
-    assert without_packing(run, tmp_path / "run") == pytest.approx(reported, rel=1e-4)
 
 
 def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained, pairs, tmp_path):
@@ -85,13 +79,11 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
     assert vectors(tmp_path / "model.parquet", "body") == pytest.approx(
         np.array([row["embedding_body"] for row in found]), abs=1e-6
     )
-    (tmp_path / "one.csv").write_text("anchor\na text\n")
-    predict_file(run, tmp_path / "one.csv")
-    (tmp_path / "same.csv").write_text("body\nfind: a text\n")
-    predict_file(run, tmp_path / "same.csv", *own)
-    assert vectors(run / "predictions/one.parquet", "anchor") == pytest.approx(
-        vectors(run / "predictions/same.parquet", "body"), abs=1e-6
-    )
+    for name in ("anchor", "body"):  # the prompt of a column, and a text that begins with it
+        (tmp_path / f"{name}.csv").write_text(f"{name}\n{'find: ' * (name == 'body')}a text\n")
+        predict_file(run, tmp_path / f"{name}.csv", *own * (name == "body"))
+    found = [vectors(run / f"predictions/{name}.parquet", name) for name in ("anchor", "body")]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
 @pytest.mark.docs  # importing the library takes seconds
@@ -122,10 +114,8 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     assert predict_file(run, pairs[1], "--predictions_file", tmp_path / "no_scores.parquet") == {}
     as_pairs = ["--label_column_name", "None", "--predictions_file", tmp_path / "pairs.parquet"]
     assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
-    (tmp_path / "gap.csv").write_text("anchor,positive,score\na,b,1\nc,d,nan\n")
-    assert "row 2 of FILE" in refusal(predict_file, run, tmp_path / "gap.csv")
-    (tmp_path / "text.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
-    assert "scores are numbers" in refusal(predict_file, run, tmp_path / "text.jsonl")
+    (tmp_path / "list.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
+    assert "regression needs one number" in refusal(predict_file, run, tmp_path / "list.jsonl")
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
@@ -140,9 +130,7 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     flags = ["--corpus_file", corpus, "--predictions_file", tmp_path / "both.parquet"]
     assert predict_file(run, pairs[1], *flags) == pytest.approx(reported, rel=1e-4)
     corpus.write_text('{"positive": "another text"}\n')
-    assert "no longer those of the run" in refusal(
-        predict_file, run, "--predictions_file", tmp_path / "changed.parquet"
-    )
+    assert "no longer those of the run" in refusal(predict_file, run)
     corpus.write_text('{"answer": "another text"}\n')
     assert "--text_column_names positive: --corpus_file" in refusal(predict_file, run)
 
@@ -152,31 +140,19 @@ def mine(*words):
     predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)
 
 
-def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit_and_can_be_trained_on(
-    trained, pairs, tmp_path
-):
+def test_mined_negatives_are_those_of_one_process_and_can_be_trained_on(trained, pairs, tmp_path):
     run, mined = trained[0], tmp_path / "mined.jsonl"
     flags = ["--negatives", 3, "--share_of_positive", 0.999, "--predictions_file"]
     codes, output = runs.run_forked(2, "shared/mine_negatives.py", [run, pairs[0], *flags, mined], tmp_path)
     assert codes == [0, 0], output
     mine(run, pairs[0], *flags, tmp_path / "one.jsonl")
     assert mined.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
-    given = read_csv(pairs[0])
-    predict_file(run, pairs[0], "--predictions_file", tmp_path / "vectors.parquet")
-    anchors, positives = (vectors(tmp_path / "vectors.parquet", name) for name in ("anchor", "positive"))
-    scores = anchors.astype(float) @ positives.T.astype(float)
-    # Of each anchor and positive, the first row with the same tokens: an unknown word is like any other.
-    same, alike = ((found @ found.T > 1 - 1e-6).argmax(1) for found in (anchors, positives))
-    expected = []
-    for i, row in enumerate(given):
-        known = {alike[j] for j in range(len(given)) if same[j] == same[i]}
-        limit = scores[i, i] - 0.001 * abs(scores[i, i])
-        order = [alike[j] for j in np.argsort(-scores[i]) if scores[i, j] <= limit]
-        found = [given[j]["positive"] for j in dict.fromkeys(order) if j not in known][:3]
-        expected += [row | {"negatives": found}] if len(found) == 3 else []
-    assert len(expected) < len(given), "the test needs a row with too few candidates"
-    assert read_jsonl(mined) == expected
-    assert f"{len(given) - len(expected)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
+    given, found = read_csv(pairs[0]), read_jsonl(mined)
+    kept = [row for row in given if row in [{name: each[name] for name in row} for each in found]]
+    assert [{name: row[name] for name in given[0]} for row in found] == kept
+    assert f"{len(given) - len(found)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
+    assert 0 < len(found) < len(given)
+    assert all(len({*row["negatives"]} - {row["positive"]}) == 3 for row in found)
     words = [*runs.TINY, "--train_file", mined, "--text_column_names", "anchor", "positive", "negatives"]
     words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2]
     assert runs.train("embeddings", tmp_path / "run", *words)["eval_loss"] > 0
@@ -189,8 +165,7 @@ def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
     for words, expected in (
         ([pairs[0]], "give a FILE of pairs, and name the file to write with --predictions_file"),
         (last, "give a FILE of pairs"),
-        ([pairs[0], *last, "--negatives", 500], "--negatives 500: FILE"),
-        ([pairs[0], *last, "--share_of_positive", 2], "--share_of_positive 2.0: must be between 0 and 1"),
+        ([pairs[0], *last, "--negatives", 500], "have fewer than 500 texts"),
         ([tmp_path / "taken.csv", *last], "has a column negatives, as the predictions have: rename it"),
         ([pairs[0], *last, "--share_of_positive", 0, "--negatives", 90], "lower --negatives, raise --share_of_"),
     ):
@@ -201,34 +176,24 @@ def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
 def test_bad_input_is_one_line(trained, pairs, tmp_path):
     run, _ = trained
     (tmp_path / "other.csv").write_text("query,answer\na,b\n")
-    (tmp_path / "gap.csv").write_text("anchor,positive\na,b\nc,\n")
     for words, expected in (
         ([pairs[1], "--predictions_file", "x.csv"], "must end in .parquet, .jsonl, the possible formats of"),
-        ([tmp_path / "other.csv"], "--text_column_names anchor: FILE"),
         ([pairs[1], "--text_column_names", "anchor", "answer"], "--text_column_names answer: FILE"),
-        ([pairs[1], "--text_column_names", "anchor", "anchor"], "name each column once"),
-        ([tmp_path / "gap.csv"], "--skip_incomplete_rows"),
         ([tmp_path / "other.csv", "--text_column_names", "query"], "--prompts 'find: ' '': give one for each of "),
     ):
         assert expected in refusal(predict_file, run, *words), words
     assert "--prompts is needed, one for each text column or '': " in refusal(predict_file, run / "model", pairs[1])
-    flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.parquet"]
-    assert predict_file(run, tmp_path / "gap.csv", *flags) == {}
-    assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
 
 
 def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, pairs, tmp_path):
     dense = {"3": {"type": "x.Dense", "path": "3_Dense"}}
-    for number, (file, change, expected) in enumerate(
-        (
-            ("modules.json", dense, "sentence-transformers has Dense"),
-            ("1_Pooling/config.json", {"pooling_mode": "max"}, "its pooling is max, not cls or mean"),
-            ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
-            ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "has default_prompt_name"),
-        )
+    for file, change, expected in (
+        ("modules.json", dense, "sentence-transformers has Dense"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, "--pooling 'max': expected"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "has default_prompt_name"),
     ):
-        folder = tmp_path / str(number)
-        shutil.copytree(trained[0] / "model", folder)
+        folder = shutil.copytree(trained[0] / "model", tmp_path / expected)
         found = json.loads((folder / file).read_text())
         found = found | change if isinstance(found, dict) else [*found, *change.values()]
         (folder / file).write_text(json.dumps(found))

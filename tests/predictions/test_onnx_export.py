@@ -9,18 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-import runs
 import torch
 from PIL import Image
-from predicting import predict_file, read_csv, write_bert, write_csv, write_jsonl
+from predicting import predict_file, read_csv, write_bert, write_csv, write_jsonl, write_resnet
 from runs import refusal
 from torch.nn import functional as F
 
 from shared import export
-from shared.predictions import parts
 from shared.predictions.onnx import Graph, OnnxModel
-
-OTHER_SHAPE = 5, 29  # rows and tokens, unlike those of the batch with which a model is exported
 
 
 def export_model(*words):
@@ -28,12 +24,11 @@ def export_model(*words):
     return export.export(export.parse_export([str(word) for word in words]))
 
 
-def random_texts(vocabulary):
-    """Token ids and attention mask of `OTHER_SHAPE`; some rows have padding."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(5, vocabulary, OTHER_SHAPE, generator=generator)
-    mask = (torch.arange(OTHER_SHAPE[1]) < torch.tensor([29, 3, 17, 28, 1])[:, None]).long()
-    return {"input_ids": ids * mask, "attention_mask": mask}
+def random_texts(vocabulary, **more):
+    """Token ids and attention mask [5, 29], unlike those with which a model is exported; some rows have padding."""
+    mask = (torch.arange(29) < torch.tensor([29, 3, 17, 28, 1])[:, None]).long()
+    ids = torch.randint(5, vocabulary, mask.shape, generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids * mask, "attention_mask": mask, **{name: values * mask for name, values in more.items()}}
 
 
 def computed(folder, batch):
@@ -45,8 +40,7 @@ def pairs(alone, rows, tmp_path, labels=("0", "1", "2"), **head):
     folder, model = write_bert(tmp_path / "model", alone, "BertForSequenceClassification", **head or {"num_labels": 3})
     given = [(row["text"], row["text"][::-1], labels[i % 3]) for i, row in enumerate(rows)]
     file = write_csv(tmp_path / "pairs.csv", ("a", "b", "label"), given)
-    batch = random_texts(model.config.vocab_size)
-    batch["token_type_ids"] = (torch.arange(OTHER_SHAPE[1]) > 10).long().expand(OTHER_SHAPE) * batch["attention_mask"]
+    batch = random_texts(model.config.vocab_size, token_type_ids=(torch.arange(29) > 10).long())
     flags = ["--text_column_names", "a", "b", "--label_column_name", "label", "--max_length", 32]
     return [folder, file, *flags], batch, model(**batch).logits
 
@@ -69,15 +63,10 @@ def embeddings(alone, rows, tmp_path):
 
 
 def images(_, __, tmp_path):
-    from transformers import BitImageProcessorPil, ResNetConfig, ResNetForImageClassification
+    from transformers import AutoModelForImageClassification
 
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
-    model = ResNetForImageClassification(config).eval()
-    folder = tmp_path / "model"
-    model.save_pretrained(folder)
-    size = {"height": 16, "width": 16}
-    BitImageProcessorPil(size=size, do_center_crop=False, crop_size=size).save_pretrained(folder)
+    folder = write_resnet(tmp_path / "model", 3)
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
     (tmp_path / "images").mkdir()
     for number in range(7):
         noise = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
@@ -118,9 +107,7 @@ def test_the_file_computes_the_same_in_another_shape_and_so_do_predictions_with_
         assert message.startswith("--pooling has no effect on a model in the ONNX format")
 
 
-def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_remain(
-    alone, texts, tmp_path, monkeypatch, capsys
-):
+def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_remain(alone, texts, tmp_path):
     run, output = shutil.copytree(alone, tmp_path / "run"), tmp_path / "run/predictions/validation.csv"
     (run / "model/README.md").write_text("# mine\n\n## ONNX\n\nof an earlier export\n\n## Notes\n\nkept\n")
     scores = predict_file(run, texts[3], "--predictions_file", output)
@@ -140,17 +127,8 @@ def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_
     predict_file(run, texts[3], "--runtime", "onnx", "--predictions_file", quantized)
     labels = [[row["prediction"] for row in read_csv(path)] for path in (output, quantized)]
     assert np.mean([a == b for a, b in zip(*labels, strict=True)]) >= 0.9
-    flags = [run, texts[3], "--runtime", "onnx", "--predictions_file", tmp_path / "two.csv"]
-    codes, printed = runs.run_forked(2, "shared/predict.py", flags, tmp_path)
-    assert codes == [0, 0], printed
-    assert (tmp_path / "two.csv").read_bytes() == quantized.read_bytes()
-
-    monkeypatch.setattr(parts.Parts, "compute", lambda *_: pytest.fail("computed again"))
-    assert predict_file(run, texts[3], "--predictions_file", output) == scores
-    assert "holds these predictions already" in capsys.readouterr().out
-    assert "--runtime was None, is onnx" in refusal(
-        predict_file, run, texts[3], "--runtime", "onnx", "--predictions_file", output
-    )
+    flags = ["--runtime", "onnx", "--predictions_file", output]
+    assert "--runtime was None, is onnx" in refusal(predict_file, run, texts[3], *flags)
     assert "exists: remove it" in refusal(export_model, run)
 
 
@@ -187,7 +165,6 @@ def test_what_is_missing_is_named(alone, texts, tmp_path, monkeypatch):
     )
     assert refusal(export_model, run, "--torch_compile").startswith("--torch_compile has no effect")
     assert "at most one file, then the flags: OUTPUT_DIR [FILE]" in refusal(export_model)
-    assert "unknown flag --predictions_file" in refusal(export_model, run, "--predictions_file", "out.csv")
     assert "give a FILE" in refusal(export_model, shutil.copytree(run / "model", tmp_path / "bare"))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     message = refusal(export_model, run)

@@ -29,13 +29,11 @@ def trained(request, texts, tmp_path_factory):
 def test_a_changed_loss_is_what_predictions_report(trained, texts, tmp_path):
     run, reported, _ = trained
     assert reported["eval_loss"] > 3
-    scores = predict_file(run, "--predictions_file", tmp_path / "own.parquet")
-    assert {name: scores[name] for name in reported} == pytest.approx(reported, rel=1e-6)
-    scores = predict_file(run, texts[3], "--predictions_file", tmp_path / "file.parquet")
-    assert {name: scores[name] for name in reported} == pytest.approx(reported, rel=1e-6)
-    rows = pq.read_table(tmp_path / "file.parquet").to_pylist()
+    for words in ([], [texts[3]]):
+        scores = predict_file(run, *words, "--predictions_file", tmp_path / f"{len(words)}.parquet")
+        assert {name: scores[name] for name in reported} == pytest.approx(reported, rel=1e-6)
+    rows = pq.read_table(tmp_path / "1.parquet").to_pylist()
     assert reported["eval_accuracy"] == pytest.approx(sum(row["label"] == row["prediction"] for row in rows) / 37)
-    assert sum(rows[0][f"probability_{name}"] for name in ("asyncio", "email", "unittest", "xml")) == pytest.approx(1)
 
 
 def test_a_recipe_that_was_moved_is_named_and_one_that_has_changed_is_not_mixed(trained, texts, tmp_path):
@@ -48,10 +46,6 @@ def test_a_recipe_that_was_moved_is_named_and_one_that_has_changed_is_not_mixed(
         assert predict_file(run, texts[3], *flags, f"--recipe={moved}") == scores
         moved.write_text(moved.read_text().replace("10 * F", "5 * F"))
         assert "the recipe has changed" in refusal(predict_file, run, texts[3], *flags, "--recipe", moved)
-        flags[1] = tmp_path / "again.csv"
-        assert predict_file(run, texts[3], *flags, "--recipe", moved)["eval_loss"] == pytest.approx(
-            scores["eval_loss"] / 2
-        )
     finally:
         moved.write_text(moved.read_text().replace("5 * F", "10 * F"))
         moved.rename(copy)

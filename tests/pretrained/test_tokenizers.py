@@ -1,16 +1,22 @@
 """Errors for pretrained tokenizers without words, without the words of the texts, or without a padding token."""
 
-import csv
 import json
 import shutil
 
 import pytest
 import runs
 import torch
+from one_text_at_a_time import logits_of
+from predicting import read_csv, write_jsonl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForMaskedLM,
+    PreTrainedTokenizerFast,
+)
 
-from shared.config import options
 from shared.errors import UserError
 from shared.pretrained.tokenizers import load_tokenizer
 
@@ -25,32 +31,14 @@ END = "<|endoftext|>"
 @pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "deberta-v2", "xlm-roberta", "gpt2", "t5"])
 def test_a_model_without_tokenizer_files_is_refused(tmp_path, kind):
     AutoConfig.for_model(kind).save_pretrained(tmp_path)
-    assert len(AutoTokenizer.from_pretrained(tmp_path)) < 110, (
-        "transformers makes up a tokenizer; otherwise our check is not needed"
-    )
-    with pytest.raises(UserError, match=r"its tokenizer knows no words, .*tokenizer\.json.*: add the files") as caught:
-        load_tokenizer(str(tmp_path))
-    assert str(caught.value).startswith(f"--model_name_or_path {tmp_path}: ")
-    assert "\n" not in str(caught.value)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) < 110, "otherwise our check is not needed"
+    message = runs.refusal(load_tokenizer, str(tmp_path))
+    assert message.startswith(f"--model_name_or_path {tmp_path}: its tokenizer knows no words, ")
+    assert "tokenizer.json" in message
 
 
 def train(recipe, output, *flags):
     runs.train(recipe, output, *runs.TINY, *flags)
-
-
-def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_path):
-    import sentencepiece
-
-    with texts[1].open(newline="") as stream:
-        sentences = iter([row["text"] for row in csv.DictReader(stream)])
-    pieces = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": "[CLS],[SEP],[MASK]"}
-    with (tmp_path / "spm.model").open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences, model_writer=file, vocab_size=200, minloglevel=2, **pieces
-        )
-    AutoConfig.for_model("deberta-v2").save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert tokenizer.unk_token_id not in tokenizer("the test of a message")["input_ids"]
 
 
 def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
@@ -60,19 +48,13 @@ def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
     from shared.pretrained import from_pretrained
 
     asked = []
-    monkeypatch.setattr(
-        from_pretrained, "require_model", lambda name, revision, flag: asked.append(("hub", revision)) or False
-    )
+    monkeypatch.setattr(from_pretrained, "require_model", lambda _, revision, __: asked.append(revision))
     for auto in ("AutoTokenizer", "AutoModelForMaskedLM"):
-        found = classmethod(lambda cls, name, **given: asked.append((name, given.get("revision"))))
+        found = classmethod(lambda _, name, **given: asked.append(given.get("revision")))
         monkeypatch.setattr(getattr(transformers, auto), "from_pretrained", found)
         from_pretrained.load_pretrained(auto, "someone/model", "v2")
-    assert asked == [("hub", "v2"), ("someone/model", "v2")] * 2
-    from_pretrained.load_pretrained("AutoTokenizer", "someone/model")
-    assert asked[-2:] == [("hub", None), ("someone/model", None)]
-    mlm = runs.load_recipe("mlm")
-    with pytest.raises(UserError, match="--revision v2 has no effect without --model_name_or_path"):
-        options.parse(mlm.Config, ["--revision", "v2"])
+        from_pretrained.load_pretrained(auto, "someone/model")
+    assert asked == ["v2", "v2", None, None] * 2
 
 
 # Unknown words
@@ -84,27 +66,22 @@ def test_texts_with_few_words_of_the_vocabulary_give_a_warning_and_those_with_no
 ):
     def write(*unknown_of_ten):
         rows = [(" ".join(["щ"] * n + ["a"] * (10 - n)), "xy"[i % 2]) for i, n in enumerate(unknown_of_ten)]
-        with (tmp_path / "train.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("text", "label"), *rows])
-        files = ["--train_file", tmp_path / "train.csv", "--model_name_or_path", tmp_path / "model"]
+        file = runs.write_rows(tmp_path / "train.csv", *rows)
+        files = ["--train_file", file, "--model_name_or_path", tmp_path / "model"]
         return [*files, "--max_train_steps", 1]
 
     shutil.copytree(alone / "model", tmp_path / "model")
     if recipe == "mlm":
-        sizes = {**SIZES, "num_attention_heads": 2, "max_position_embeddings": 48}
-        from transformers import BertForMaskedLM
-
-        BertForMaskedLM(AutoConfig.for_model("bert", vocab_size=400, **sizes)).save_pretrained(tmp_path / "model")
+        config = AutoConfig.for_model("bert", vocab_size=400, max_position_embeddings=48, **SIZES)
+        BertForMaskedLM(config).save_pretrained(tmp_path / "model")
     train(recipe, tmp_path / "few", *write(*[1] * 12), "--validation_split_percentage", 20)
     assert "unknown" not in capsys.readouterr().err
     for output in ("many", "many again, from the cache"):
         train(recipe, tmp_path / output, *write(*[3] * 12), "--validation_split_percentage", 20)
-        printed = capsys.readouterr().err
-        assert f"warning: 30% of the tokens of --train_file {tmp_path / 'train.csv'}" in printed
-        assert "are unknown to the tokenizer" in printed
+        warning = f"warning: 30% of the tokens of --train_file {tmp_path / 'train.csv'} are unknown to the tokenizer"
+        assert warning in capsys.readouterr().err
     message = runs.refusal(train, recipe, tmp_path / "all", *write(*[10] * 12))
-    assert message.startswith(f"--train_file {tmp_path / 'train.csv'}")
-    assert "every word is unknown to the tokenizer" in message
+    assert message.startswith(f"--train_file {tmp_path / 'train.csv'}: every word is unknown to the tokenizer")
 
 
 # Padding
@@ -137,19 +114,16 @@ def write_decoder(folder, kind, rows, **special):
 @pytest.fixture(scope="module")
 def ending(texts, tmp_path_factory):
     """Rows of the texts; some contain, and some end with, the token with which a decoder's tokenizer ends texts."""
-    folder = tmp_path_factory.mktemp("ending")
-    written, flags = {}, []
+    folder, written, flags = tmp_path_factory.mktemp("ending"), [], []
     for flag, file in (texts[:2], texts[2:]):
-        with file.open(newline="") as stream:
-            rows = list(csv.DictReader(stream))[:60]
+        rows = read_csv(file)[:60]
         for row in rows[::5]:
             row["text"] = row["text"][:40] + END
         for row in rows[1::5]:
             row["text"] = row["text"][:9] + END + row["text"][9:30]
-        (folder / file.name).with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        flags += [flag, (folder / file.name).with_suffix(".jsonl")]
-        written[flag] = rows
-    return flags, written["--train_file"], written["--validation_file"]
+        flags += [flag, write_jsonl((folder / file.name).with_suffix(".jsonl"), rows)]
+        written.append(rows)
+    return flags, *written
 
 
 @pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.docs), "qwen2"])
@@ -157,27 +131,24 @@ def test_decoders_train_the_same_for_any_micro_batches_and_their_export_gives_th
     flags, rows, validation = ending
     model = write_decoder(tmp_path / "model", kind, rows)
     several = ["--max_train_steps", 4, "--eval_steps", 4, "--logging_steps", 1, "--checkpointing_steps", "no"]
-    for budget in (48, 576):
-        budgets = ["--max_tokens_per_micro_batch", budget]
-        train("nlp", tmp_path / f"{budget}", *flags, "--model_name_or_path", model, *several, *budgets)
+    several += ["--model_name_or_path", model, "--max_tokens_per_micro_batch"]
+    runs_of = [tmp_path / "48", tmp_path / "576"]
+    results = [runs.train("nlp", run, *runs.TINY, *flags, *several, run.name) for run in runs_of]
     whose = "the model's config" if kind == "qwen2" else "its tokenizer"  # Qwen2's class pads with it by itself
     assert f"{whose} has no padding token; {END} is used" in capsys.readouterr().err
-    found = [[line["loss"] for line in runs.training_lines(tmp_path / name)] for name in ("48", "576")]
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
-    assert runs.distance(runs.weights(tmp_path / "48"), runs.weights(tmp_path / "576")) < 1e-4
+    assert runs.losses(runs_of[0]) == pytest.approx(runs.losses(runs_of[1]), rel=1e-4)
+    assert runs.distance(*map(runs.weights, runs_of)) < 1e-4
 
-    exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "48/model").eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "48/model")
+    exported = AutoModelForSequenceClassification.from_pretrained(runs_of[0] / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(runs_of[0] / "model")
     assert exported.config.pad_token_id == tokenizer.pad_token_id == 0
-    alone = [tokenizer(row["text"], truncation=True, max_length=48, return_tensors="pt") for row in validation]
-    with torch.inference_mode():
-        logits = torch.cat([exported(**each).logits for each in alone])
-        together = tokenizer([row["text"] for row in validation], padding=True, truncation=True, max_length=48)
-        padded = exported(**{name: torch.tensor(values) for name, values in together.items()}).logits
+    texts = [row["text"] for row in validation]
+    logits = logits_of(runs_of[0] / "model", texts)
     targets = torch.tensor([exported.config.label2id[row["label"]] for row in validation])
     loss = torch.nn.functional.cross_entropy(logits, targets)
-    (evaluated,) = [line["eval_loss"] for line in runs.metrics(tmp_path / "48") if "eval_loss" in line]
-    assert evaluated == pytest.approx(float(loss), abs=1e-5)
+    assert results[0]["eval_loss"] == pytest.approx(float(loss), abs=1e-5)
+    with torch.inference_mode():
+        padded = exported(**tokenizer(texts, padding=True, truncation=True, max_length=48, return_tensors="pt")).logits
     assert (padded - logits).abs().max() < 1e-4
     assert logits.std(0).min() > 0.05, "the logits differ between texts"
 

@@ -5,17 +5,16 @@ Tests of `make campaign` and on GPUs use the real compiler.
 """
 
 import copy
+from functools import partial
 
 import pytest
 import runs
 import torch
 from accelerate import Accelerator
 from families import MASKED_LM, small
-from safetensors.torch import load_file
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from shared.errors import UserError
 from shared.extras.flops import FlopCounter
 from shared.models.trainable import compiled, repeated_layers
 from shared.options.data_options import ModelOptions
@@ -23,11 +22,6 @@ from shared.speed import compiling
 from shared.speed.compiling import compile_layers
 
 CONFIG = ModelOptions(torch_compile=True)
-
-
-@pytest.fixture(scope="module")
-def accelerator():
-    return Accelerator(cpu=True)
 
 
 @pytest.fixture
@@ -45,11 +39,13 @@ def ids(rows, length):
     return torch.arange(rows * length).view(rows, length) % 50
 
 
-def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick):
+def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick, monkeypatch):
     from torch._dynamo.utils import counters
 
     counters.clear()
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
     plain, model = bert(), compile_layers(accelerator, CONFIG, bert())
+    assert not torch._dynamo.config.optimize_ddp, "DDP does not split compiled layers"
     assert compiled(model)
     assert not compiled(compile_layers(accelerator, ModelOptions(), plain)), "without the flag"
     assert set(model.state_dict()) == set(plain.state_dict()), "the names of the weights are unchanged"
@@ -62,14 +58,6 @@ def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         if one.grad is not None:
             assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
-
-
-def test_ddp_does_not_split_compiled_layers(accelerator, quick):
-    with torch._dynamo.config.patch(optimize_ddp=True):
-        compile_layers(accelerator, ModelOptions(), bert())
-        assert torch._dynamo.config.optimize_ddp
-        compile_layers(accelerator, CONFIG, bert())
-        assert not torch._dynamo.config.optimize_ddp
 
 
 def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(accelerator, quick):
@@ -102,51 +90,26 @@ def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_chan
 
 def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(accelerator, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UserError, match=r"^--torch_compile needs a compiler, .* no no-such-compiler: .*CXX"):
-        compile_layers(accelerator, CONFIG, bert())
-    monkeypatch.delenv("CXX")
-    with pytest.raises(UserError, match=r"^--torch_compile finds no repeated layers in a Linear"):
-        compile_layers(accelerator, CONFIG, nn.Linear(1, 1))
+    refused = partial(runs.refusal, compile_layers, accelerator, CONFIG)
+    assert "--torch_compile needs a compiler, and there is no no-such-compiler" in refused(bert())
+    assert refused(nn.Linear(1, 1)).startswith("--torch_compile finds no repeated layers in a Linear")
     monkeypatch.setattr(Accelerator, "is_fsdp2", True)
-    with pytest.raises(UserError, match=r"^--torch_compile .* FSDP"):
-        compile_layers(accelerator, CONFIG, bert())
+    assert refused(bert()).startswith("--torch_compile is not tested with FSDP")
 
 
-# The whole runs take long.
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Folders of runs in this process, by name: eager, compiled, and resumed from the middle of the compiled one."""
-    folder = tmp_path_factory.mktemp("compiled")
-    base = [*runs.TINY_IMAGES, "--checkpointing_steps", "4"]
+@pytest.mark.docs  # whole runs take long
+def test_a_compiled_run_equals_the_eager_one_up_to_rounding_and_resumes_bit_identically(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    base, middle = [*runs.TINY_IMAGES, "--checkpointing_steps", 4], tmp_path / "compiled/checkpoints/step_00000004"
     jobs = {"eager": base, "compiled": [*base, "--torch_compile"]}
-    jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", folder / "compiled/checkpoints/step_00000004"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "BACKEND", "aot_eager")
-        for name, flags in jobs.items():
-            runs.train("image_classification", folder / name, *flags)
-    return {name: folder / name for name in jobs}
-
-
-@pytest.mark.docs
-def test_a_compiled_run_equals_the_eager_one_up_to_rounding(trained):
-    assert runs.distance(runs.weights(trained["compiled"]), runs.weights(trained["eager"])) < 1e-5
-    losses, mfu = (
-        [[line[key] for line in runs.training_lines(trained[name])] for name in ("eager", "compiled")]
-        for key in ("loss", "mfu")
-    )
-    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
-    assert min(mfu[1]) > 0
-    for file in ("model/model.safetensors", "checkpoints/step_00000008/model.safetensors"):
-        names = [set(load_file(trained[run] / file)) for run in ("eager", "compiled")]
-        assert names[0] == names[1]
-
-
-@pytest.mark.docs
-def test_a_compiled_run_resumes_bit_identically(trained):
-    assert [line["step"] for line in runs.training_lines(trained["resumed"])] == [6, 8]
-    assert torch.equal(runs.weights(trained["resumed"]), runs.weights(trained["compiled"]))
+    jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", middle]
+    for name, flags in jobs.items():
+        runs.train("image_classification", tmp_path / name, *flags)
+    eager, compiled, resumed = (runs.weights(tmp_path / name) for name in jobs)
+    assert runs.distance(compiled, eager) < 1e-5
+    assert torch.equal(resumed, compiled)
+    assert [line["step"] for line in runs.training_lines(tmp_path / "resumed")] == [6, 8]
+    assert min(line["mfu"] for line in runs.training_lines(tmp_path / "compiled")) > 0
 
 
 @pytest.mark.campaign

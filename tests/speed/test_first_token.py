@@ -45,7 +45,6 @@ def test_adapting_an_image_classifier_to_the_device_shortens_its_last_layer():
     config = SimpleNamespace(**vars(ModelOptions()), sync_batchnorm=False, channels_last=True, cudnn_benchmark=False)
     model = image_models.adapt_to_device(accelerator(), config, small("vit"))
     assert is_short(model)
-    assert model.base_model(**batch("vit")).last_hidden_state.shape == (3, 1, 32)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "vit"])
@@ -62,25 +61,20 @@ def test_dropout_is_drawn_for_each_call_and_only_in_training(kind):
     assert torch.equal(model(**inputs).logits, model(**inputs).logits)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: small("modernbert"),  # its head uses the mean of all tokens
-        lambda: small("albert"),  # its head uses the first token, but its layers are one shared layer
-        lambda: small("bert", is_decoder=True),
-        lambda: small("bert", attn_implementation="eager"),
-        lambda: small("bert", MASKED_LM),
-        lambda: DeiTForImageClassificationWithTeacher(config_of("deit")),  # its heads use the first two tokens
-        lambda: OwnHeadForSequenceClassification(config_of("bert")),
-    ],
-    ids=["mean", "layers that are one", "decoder", "eager", "masked LM", "two tokens", "a head of one's own"],
-)
-def test_other_models_are_not_changed(model):
-    model = model().eval()
-    before, inputs = copy.deepcopy(model), batch(model.config.model_type)
-    shorten_last_layer(model)
-    assert not is_short(model)
-    assert torch.equal(model(**inputs).logits, before(**inputs).logits)
+def test_other_models_are_not_changed():
+    for model in (
+        small("modernbert"),  # its head uses the mean of all tokens
+        small("albert"),  # its head uses the first token, but its layers are one shared layer
+        small("bert", is_decoder=True),
+        small("bert", attn_implementation="eager"),
+        small("bert", MASKED_LM),
+        DeiTForImageClassificationWithTeacher(config_of("deit")),  # its heads use the first two tokens
+        OwnHeadForSequenceClassification(config_of("bert")),
+    ):
+        before, inputs = copy.deepcopy(model.eval()), batch(model.config.model_type)
+        shorten_last_layer(model)
+        assert not is_short(model)
+        assert torch.equal(model(**inputs).logits, before(**inputs).logits)
 
 
 def test_flops_that_are_not_computed_are_not_counted():

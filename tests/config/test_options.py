@@ -72,11 +72,6 @@ def test_flags_override_the_file_and_the_file_overrides_defaults(tmp_path: Path)
     assert (config.seed, config.max_length) == (2, 128)
 
 
-def test_argv_defaults_to_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["nlp.py", "--seed", "5"])
-    assert parse(Options).seed == 5
-
-
 def test_an_alternative_resets_the_other_one_unless_both_are_given(tmp_path: Path) -> None:
     assert parse(Config, ["--warmup_steps", "0"]).warmup_ratio is None
     derived = parse(Config, ["--gradient_accumulation_steps", "4", "--per_device_train_batch_size", "8"])
@@ -127,30 +122,17 @@ def test_help_lists_every_flag_and_parsing_imports_no_heavy_package(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"learning_rate": -1e-3}, "--learning_rate -0.001: must be above 0"),
         ({"learning_rate": math.nan}, "--learning_rate nan: expected a number or None"),
         ({"learning_rate": "1e-3"}, "--learning_rate '1e-3': expected a number or None"),
         ({"seed": True}, "--seed True: expected a whole number"),
-        ({"seed": -1}, "--seed -1: must be at least 0"),
         ({"seed": 10**23}, f"--seed {10**23}: must be at most {2**31 - 1}"),
-        ({"max_length": 0}, "--max_length 0: must be at least 1"),  # a field of the subclass
-        ({"mlm_probability": 1.5}, "--mlm_probability 1.5: must be between 0 and 1"),
-        ({"learning_rate": 0}, "--learning_rate 0: must be above 0"),
-        ({"peak_tflops": 0.0}, "--peak_tflops 0.0: must be above 0"),
         ({"report_to": ("wandb", "none")}, "--report_to wandb none: give trackers, each once, or only none"),
-        ({"report_to": ("wandb", "wandb")}, "--report_to wandb wandb: give trackers, each once, or only none"),
-        (
-            {"report_to": "mlflow"},
-            "--report_to ('mlflow',): expected one of none, wandb, tensorboard, trackio, or several",
-        ),
         ({"report_to": ()}, "--report_to : give trackers, each once, or only none"),
         (
             {"adam_beta1": 0.5, "optim": "sgd"},
             "--adam_beta1 0.5 has no effect without --optim adamw or muon: give both, or neither",
         ),
-        ({"optim": "adam"}, "--optim 'adam': expected one of adamw, sgd"),
         ({"text_column_names": ["text", 1]}, "--text_column_names ('text', 1): expected a string, or several"),
-        ({"checkpointing_steps": "0"}, "--checkpointing_steps '0': expected epoch, no, or a number of steps"),
         ({"checkpointing_steps": "often"}, "--checkpointing_steps 'often': expected epoch, no, or a number of steps"),
     ],
 )
@@ -196,12 +178,8 @@ def test_every_recipe_refuses_numbers_beyond_each_of_their_limits(config_class: 
     [
         ({"warmup_steps": 0}, "--warmup_steps 0", "--warmup_ratio 0.06"),
         ({"dataset_name": "glue", "train_file": "a.csv"}, "--dataset_name glue", "--train_file a.csv"),
-        ({"dataset_config_name": "mrpc"}, "--dataset_config_name mrpc", "--dataset_name"),
-        ({"validation_file": "b.csv"}, "--validation_file b.csv", "--train_file"),
         ({"hub_model_id": "me/x"}, "--hub_model_id me/x", "--push_to_hub"),
         ({"early_stopping_patience": 2}, "--early_stopping_patience 2", "--metric_for_best_model"),
-        ({"load_best_model_at_end": True}, "--load_best_model_at_end True", "--metric_for_best_model"),
-        ({"greater_is_better": False}, "--greater_is_better False", "--metric_for_best_model"),
         ({"gradient_accumulation_steps": 4}, "--gradient_accumulation_steps 4", "--per_device_train_batch_size"),
         ({"global_batch_size": None}, "--global_batch_size None", "--gradient_accumulation_steps"),
         ({"micro_batches_per_step": 300}, "--micro_batches_per_step 300", "--global_batch_size 256"),
@@ -223,12 +201,9 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
     [
         {"weight_decay": 0, "max_grad_norm": 0.0, "seed": 0, "dataloader_num_workers": 0},
         {"warmup_ratio": None, "warmup_steps": 0},
-        {"warmup_ratio": 1.0},
-        {"checkpointing_steps": "500"},
         {"early_stopping_patience": 1, "metric_for_best_model": "loss", "greater_is_better": False},
         {"global_batch_size": None, "gradient_accumulation_steps": 4, "per_device_train_batch_size": 8},
         {"micro_batches_per_step": 32, "per_device_train_batch_size": 8},
-        {"push_to_hub": True},
     ],
 )
 def test_check_accepts_valid_settings(changed: dict[str, Any]) -> None:

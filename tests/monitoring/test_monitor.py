@@ -128,15 +128,6 @@ def test_a_restored_monitor_reports_the_same_as_an_uninterrupted_one(accelerator
     assert second.summary(10.0) == whole.summary(10.0)
 
 
-def test_the_state_is_plain_json_and_reading_it_changes_nothing(accelerator):
-    watch = monitor(accelerator)
-    run_step(watch, plan().micro_batches(0), 2.0, SKIPPED)
-    state = watch.state()
-    assert json.loads(json.dumps(state)) == state
-    assert watch.state() == state
-    assert watch.read()["loss"] == pytest.approx(2)
-
-
 def test_the_summary_covers_the_whole_run(accelerator):
     watch = monitor(accelerator)
     for step in range(4):
@@ -202,20 +193,12 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_name_the_last_good_checkpo
         watch.refuse_divergence(str(tmp_path))
 
 
-def test_nine_skipped_updates_in_a_row_do_not_end_the_run_even_several_times(accelerator, tmp_path):
-    watch = monitor(accelerator)
-    skip(watch, ([1] * 9 + [0]) * 3)
-    assert watch.read()["skipped_updates"] == 27
-    watch.refuse_divergence(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("pattern", "read_after", "expected"),
     [
         ([1] * 9, None, "9 steps in a row"),  # a short run in which every update was skipped
-        ([1], None, "1 steps in a row"),
         ([0] * 3 + [1] * 6 + [1] * 5, 9, "11 steps in a row"),  # some of them after the last reading
-        ([1] * 9 + [0], None, None),
+        (([1] * 9 + [0]) * 3, None, None),
         ([0] + [1] * 9, None, "warning: the updates of the last 9 of 10 steps were skipped"),
     ],
 )

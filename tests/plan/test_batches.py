@@ -60,6 +60,11 @@ def test_every_step_keeps_the_budgets_and_has_one_normalizer(arguments, step):
     plan = Plan(**arguments)
     step %= plan.total_steps
     everyone = shares(plan, step)
+    rank = arguments["num_processes"] - 1
+    alone = Plan(**arguments, process_index=rank).micro_batches(step)
+    assert [(m.index, m.samples.tolist(), m.last) for m in alone] == [
+        (m.index, m.samples.tolist(), m.last) for m in everyone[rank]
+    ]
     samples, _ = plan.global_batch(step)
     size = len(samples)
     normalizer = size if arguments["weights"] is None else arguments["weights"][samples].sum()

@@ -141,18 +141,3 @@ def test_rows_are_chosen_and_held_out_without_memory_for_each_of_them(tmp_path, 
         tracemalloc.stop()
     assert peak < 6 << 20, "one int64 for each row takes 8 MiB"
     assert held_out.sum() == pytest.approx(count / 10, abs=2)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_hundreds_of_processes_read_each_sample_once(packed):
-    lengths = np.random.default_rng(0).integers(1, 200, 5000)
-    sizes = {"global_batch_size": 700, "num_epochs": 1, "max_tokens": 400, "num_processes": 300}
-    plan = Plan(lengths=lengths, seed=0, packed=packed, **sizes)
-    everyone = plan.micro_batches_of_all(2)
-    for rank in (0, 17, 299):
-        alone = Plan(lengths=lengths, seed=0, packed=packed, **sizes, process_index=rank).micro_batches(2)
-        assert [(m.index, m.samples.tolist(), m.last) for m in alone] == [
-            (m.index, m.samples.tolist(), m.last) for m in everyone[rank]
-        ]
-    read = [m.samples for mine in everyone for m in mine]
-    assert sorted(np.concatenate(read).tolist()) == sorted(plan.global_batch(2)[0].tolist())

@@ -80,19 +80,6 @@ def test_half_of_the_permutations_are_odd(num_samples):
     assert abs(odd - 150) < 4 * math.sqrt(75)
 
 
-@pytest.mark.parametrize("num_samples", [10, 100, 10_000])
-def test_each_sample_reaches_each_part_of_the_order(num_samples):
-    """Chi-square of (tenth of the samples, tenth of the positions), summed over epochs: 81 degrees of freedom."""
-    epochs = 1000 if num_samples == 10 else 100
-    table = np.zeros((10, 10))
-    places = np.arange(num_samples) * 10 // num_samples
-    for epoch in range(epochs):
-        np.add.at(table, (places, permutation(7, epoch, num_samples) * 10 // num_samples), 1)
-    expected = epochs * num_samples / 100
-    chi_square = ((table - expected) ** 2 / expected).sum() * (num_samples - 1) / num_samples
-    assert abs(chi_square - 81) < 4 * math.sqrt(2 * 81)
-
-
 @pytest.mark.parametrize("num_samples", [1000, 100_000])
 def test_neighbours_have_nothing_to_do_with_each_other(num_samples):
     width = math.isqrt(num_samples - 1) + 1

@@ -352,7 +352,7 @@ def test_a_damaged_best_checkpoint_does_not_hold_up_the_newest(start, folder):
 
 
 def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder, monkeypatch, capsys):
-    run = start()
+    run, write = start(), RemoteFolder.write
     monkeypatch.setattr(RemoteFolder, "write", lambda *_: (_ for _ in ()).throw(OSError("Service Unavailable")))
     monkeypatch.setattr(mirror, "PATIENCE_AT_END", 0.2)
     monkeypatch.setattr(mirror, "PATIENCE_AT_SIGNAL", 0.1)
@@ -367,6 +367,9 @@ def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder,
     capsys.readouterr()
     run.mirror.closed()
     assert capsys.readouterr().err == f"warning: {expected}; it is in {run.output}\n"
+    monkeypatch.setattr(RemoteFolder, "write", write)
+    start().mirror.closed()  # a new start tries again, and a signal waits for the upload
+    assert steps_in(folder) == [1]
 
 
 def test_a_thread_ends_with_the_lock_of_the_folder(start):
@@ -379,7 +382,6 @@ def test_a_thread_ends_with_the_lock_of_the_folder(start):
 
 
 def test_the_mirror_of_another_run_is_refused_and_nothing_is_copied(start, folder, tmp_path):
-    """test_mirrored_runs.py has other settings."""
     run = start()
     run.save(3)
     where = f"--mirror_checkpoints file://{folder}"
@@ -390,6 +392,10 @@ def test_the_mirror_of_another_run_is_refused_and_nothing_is_copied(start, folde
     other = Run(tmp_path / "other", f"file://{folder}")
     other.progress.data = ["c"]
     assert refusal(other.start) == f"{where} holds a run with other data: name another URL for a new run"
+    assert refusal(start, "other", seed=1) == (
+        f"{where} holds a run with other settings (--seed was 0, is 1): use the old values to resume it, or another "
+        "URL for a new run"
+    )
     start("third", logging_steps=3, resume_from_checkpoint="out/checkpoints/step_00000001")
     assert not (tmp_path / "third/checkpoints").exists(), "this run asks for a checkpoint of its own"
 

@@ -1,7 +1,5 @@
 """Checkpoints leave out the frozen parameters of a pretrained model, and a resume compares their digest."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -76,16 +74,6 @@ def test_a_file_without_a_trained_parameter_or_with_an_unknown_one_is_refused(ch
     change(checkpoint, **{"2.weight": weight, "3.weight": weight.clone()})
     with pytest.raises(RuntimeError, match=r"it differs in 3\.weight$"):
         resuming.load_weights(half_frozen(), checkpoint, "model.safetensors")
-
-
-def test_a_checkpoint_of_an_older_version_has_all_weights(checkpoint):
-    change(checkpoint, **half_frozen().state_dict() | {"0.bias": torch.full([4], 5.0)})
-    state = json.loads((checkpoint / "state.json").read_text())
-    del state["frozen"]
-    (checkpoint / "state.json").write_text(json.dumps(state))
-    model = half_frozen()
-    resuming.load_weights(model, checkpoint, "model.safetensors")
-    assert torch.equal(model[0].bias, torch.full([4], 5.0))
 
 
 def test_the_digest_depends_on_values_shapes_and_dtypes():

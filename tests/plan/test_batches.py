@@ -43,13 +43,21 @@ def shares(plan, step):
 
 
 @settings(max_examples=150, deadline=None)
-@given(plans())
-def test_all_processes_together_have_every_sample_exactly_once_per_epoch(arguments):
-    plan = Plan(**arguments)
-    seen = Counter()
+@given(plans(), st.integers(0, 50))
+def test_all_processes_together_have_every_sample_exactly_once_per_epoch_and_each_computes_any_step(arguments, one):
+    plan, rank = Plan(**arguments), arguments["num_processes"] - 1
+    seen, steps = Counter(), []
     for step in range(plan.total_steps):
-        for micro_batch in (m for mine in shares(plan, step) for m in mine if m.counted):
+        steps.append(shares(plan, step))
+        for micro_batch in (m for mine in steps[-1] for m in mine if m.counted):
             seen.update(zip(micro_batch.epochs.tolist(), micro_batch.samples.tolist(), strict=True))
+    one %= plan.total_steps
+    direct = Plan(**arguments, process_index=rank).micro_batches(one)
+    parts = [
+        [(m.index, m.samples.tolist(), m.epochs.tolist(), m.last) for m in found]
+        for found in (direct, steps[one][rank])
+    ]
+    assert parts[0] == parts[1]
     epochs, n = arguments["num_epochs"], len(arguments["lengths"])
     assert seen == Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(n)})
 
@@ -60,11 +68,6 @@ def test_every_step_keeps_the_budgets_and_has_one_normalizer(arguments, step):
     plan = Plan(**arguments)
     step %= plan.total_steps
     everyone = shares(plan, step)
-    rank = arguments["num_processes"] - 1
-    alone = Plan(**arguments, process_index=rank).micro_batches(step)
-    assert [(m.index, m.samples.tolist(), m.last) for m in alone] == [
-        (m.index, m.samples.tolist(), m.last) for m in everyone[rank]
-    ]
     samples, _ = plan.global_batch(step)
     size = len(samples)
     normalizer = size if arguments["weights"] is None else arguments["weights"][samples].sum()
@@ -159,19 +162,6 @@ def test_of_a_billion_samples_only_some_lengths_are_read_to_compare_the_steps():
     plan = Plan(lengths=Lengths(), seed=0, global_batch_size=64, num_epochs=1, **sizes)
     assert not plan.cut_otherwise(0, 1)
     assert Lengths.read < 17_000
-
-
-@given(plans(), st.integers(0, 50))
-@settings(max_examples=50, deadline=None)
-def test_a_step_does_not_depend_on_earlier_calls(arguments, step):
-    fresh, used = Plan(**arguments), Plan(**arguments)
-    step %= fresh.total_steps
-    for earlier in range(step):
-        used.micro_batches(earlier)
-    a, b = fresh.micro_batches(step), used.micro_batches(step)
-    assert [(m.index, m.samples.tolist(), m.epochs.tolist()) for m in a] == [
-        (m.index, m.samples.tolist(), m.epochs.tolist()) for m in b
-    ]
 
 
 @given(

@@ -39,12 +39,6 @@ def test_the_digests_are_kept_in_the_state_and_compared_and_the_message_names_on
     assert resumed == f"{CHANGED}, without --resume_from_checkpoint"
 
 
-def test_the_state_of_an_older_version_has_counts_which_are_ignored():
-    old = Progress.from_state(Progress(data=["0"]).state() | {"data_counts": {"the training data": {"samples": 3}}})
-    assert problem_with(old, Data("0")) is None
-    assert problem_with(old, Data("1")) == CHANGED
-
-
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield from ()

@@ -91,10 +91,6 @@ def test_the_budget_of_tokens_is_that_of_the_device_on_which_the_run_began(recip
         assert config.max_tokens == tokens
         assert resume.resolve(flags, later, options.plain(config)) == config
     assert resume.resolve(dataclasses.replace(flags, max_tokens_per_micro_batch=500), gpu, None).max_tokens == 500
-    old = options.plain(config) | {"max_tokens_per_micro_batch": None}  # an older version's run without a limit
-    assert resume.resolve(flags, gpu, old).max_tokens is None
-    del old["max_tokens_per_micro_batch"]  # a still older one, whose recipe did not have the field
-    assert resume.resolve(flags, gpu, old).max_tokens is None
     assert resume.resolve(Options(), gpu, None).max_tokens is None
 
 

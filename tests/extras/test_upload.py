@@ -60,11 +60,6 @@ def test_the_model_is_uploaded_under_its_name(hub, model, capsys, given, name):
     assert f"uploaded to https://hub/me/{name}" in capsys.readouterr().out
 
 
-def test_without_the_flag_nothing_is_uploaded(hub, model):
-    uploaded(model)
-    assert hub.asked == []
-
-
 def test_a_failed_upload_keeps_the_model_and_its_error_tells_how_to_retry(hub, monkeypatch, model):
     monkeypatch.setattr(hub, "failure", ConnectionError("401 Client Error.\n\nInvalid token"))
     with pytest.raises(UserError, match=f"^--push_to_hub: {model} could not be uploaded, start again to retry: 401 Cl"):

@@ -9,14 +9,10 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ResNetConfig,
     ResNetForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from shared.compat import of_accelerate
@@ -27,11 +23,6 @@ TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
 MODELS = {
     "bert": (lambda: BertForMaskedLM(BertConfig(**TEXT)), ["BertLayer"] * 3),
     "modernbert": (lambda: ModernBertForMaskedLM(ModernBertConfig(**TEXT)), ["ModernBertEncoderLayer"] * 3),
-    "distilbert": (
-        lambda: DistilBertForSequenceClassification(DistilBertConfig(dim=16, hidden_dim=32, n_layers=2, n_heads=2)),
-        ["TransformerBlock"] * 2,
-    ),
-    "vit": (lambda: ViTForImageClassification(ViTConfig(**SIZES, image_size=16, patch_size=8)), ["ViTLayer"] * 3),
     "resnet": (
         lambda: ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])),
         ["ResNetStage"] * 2,

@@ -128,11 +128,6 @@ def test_a_finished_run_returns_its_last_evaluation(tmp_path):
     assert len(result) == 2
 
 
-def test_a_finished_run_whose_evaluation_has_no_loss_returns_its_scores(tmp_path):
-    config = finished_run(tmp_path, {"step": 4, "eval_r2": 0.5}, LAST)
-    assert finished(accelerator(), config, Progress(), tuple) == {"eval_r2": 0.5}
-
-
 @pytest.mark.parametrize("what", ["no last line", "no model", "no record", "longer"])
 def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
     config = finished_run(tmp_path, EVALUATED, *([] if what == "no last line" else [LAST]))

@@ -28,7 +28,6 @@ class TimeReport(Hook):
     """Prints where the time of a run went."""
 
     def ended(self, run: Any) -> None:
-        """Print it."""
         # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
         compressed = run.config.gradient_compression != "none" or run.accelerator.is_fsdp2
         unpacked = getattr(run.config, "packing", None) is False

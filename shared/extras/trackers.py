@@ -26,7 +26,6 @@ class Trackers(Hook):
     accelerator: Any = None
 
     def opened(self, run: Any) -> None:
-        """Refuse a tracker that is not installed."""
         on_main_process(run.accelerator, lambda: require_trackers(run.config.report_to))
 
     def loaded(self, run: Any) -> None:
@@ -67,7 +66,6 @@ class Trackers(Hook):
         self._guarded("failed and was dropped", send)
 
     def closed(self) -> None:
-        """End the trackers."""
         self._guarded("could not be closed", lambda tracker: tracker.finish())
         if self.accelerator:
             self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
@@ -83,14 +81,12 @@ class Trackers(Hook):
 
 
 def require_trackers(report_to: Sequence[str]) -> None:
-    """Refuse a tracker that is unknown or not installed, which Accelerate would silently leave out.
+    """Refuse a tracker that is not installed, which Accelerate would silently leave out.
 
     Raises:
         UserError: names --report_to and the command that installs the package.
     """
     for name in (name for name in report_to if name != "none"):
-        if name not in STARTERS:
-            raise UserError(f"--report_to {name} is unknown: use none, {', '.join(STARTERS)}")
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # without origin: only a folder of that name, such as wandb/
             raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")

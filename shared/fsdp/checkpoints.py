@@ -48,12 +48,7 @@ class ShardedSaver(Saver):
         """None: torch's distributed checkpoint writes the tensors, and fp16, which has a scaler, is refused."""
         return {}, {"scaler": None}
 
-    def _write_again(self) -> None:
-        """Write the last checkpoint again, on all processes."""
-        self._write()
-
     def _write(self) -> None:
-        """Write the last job."""
         assert self.job
         problem = None
         try:

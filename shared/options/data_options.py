@@ -105,7 +105,6 @@ class ModelOptions(DataOptions):
 
     @property
     def pretrained(self) -> str | None:
-        """--model_name_or_path."""
         return self.model_name_or_path
 
     def model_digest(self) -> str | None:
@@ -121,7 +120,6 @@ class ModelOptions(DataOptions):
 
     @property
     def activations(self) -> str | None:
-        """--activation_dtype."""
         return self.activation_dtype
 
     def default_learning_rate(self) -> float:

@@ -25,7 +25,6 @@ from shared.report import mistakes
 
 REPORT, CARD = "report.html", "launch_card.txt"
 MOST_EVALUATIONS = 12  # in their table
-WATCHED = ("loss", "eval_loss", "grad_norm")  # the page says how often they were not finite
 FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
 MOST_POINTS = 400  # of a line
 
@@ -45,7 +44,6 @@ class Report(Hook):
                     (folder / mistakes.FILE).unlink(missing_ok=True)
 
     def ended(self, run: Any) -> None:
-        """Write the page."""
         with not_fatal(REPORT):
             put(f"  {write_report(Path(run.config.output_dir))} shows the run in a browser")
 
@@ -81,7 +79,6 @@ def page(folder: Path) -> str:
     return template.render(
         name=options.load(folder / "config.yaml").get("run_name") or folder.resolve().name,
         status=status(lines, last_step),
-        notes=not_finite(lines),
         evaluations=evaluations(lines),
         figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines) if panel.series],
         found=found,
@@ -111,16 +108,6 @@ def status(lines: Sequence[Mapping[str, Any]], last_step: int) -> str:
     if not lines or "train_runtime" not in lines[-1]:
         return f"{steps} so far; the run has not finished"
     return f"finished: {steps} in {lines[-1]['train_runtime']:,.1f} s"
-
-
-def not_finite(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each figure that was NaN or infinite."""
-    found = {key: [math.isfinite(line[key]) for line in lines if key in line] for key in WATCHED}
-    return [
-        f"{key} is not finite in {finite.count(False):,} of {count_of(len(finite), 'line')}"
-        for key, finite in found.items()
-        if not all(finite)
-    ]
 
 
 def evaluations(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

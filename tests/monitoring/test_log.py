@@ -83,11 +83,8 @@ def test_a_crash_during_the_cut_leaves_the_old_file(tmp_path, monkeypatch):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2}\n')
 
-    def crash(*_):
-        raise OSError("killed")
-
-    monkeypatch.setattr(Path, "replace", crash)
-    with pytest.raises(OSError, match="killed"):
+    monkeypatch.setattr(Path, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         cut_metrics(file, 1)
     assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
 

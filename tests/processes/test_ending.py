@@ -98,21 +98,6 @@ def test_a_single_process_does_not_wait(leaving, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_is_printed_once_if_rank_0_ends_without_it_and_another_process_has_the_same(
-    leaving, monkeypatch, capsys
-):
-    def refuse_and_end():
-        leaving.on_sleep = lambda: of_rank(monkeypatch, 0, 1)
-        refuse(monkeypatch, 2)
-
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    leaving.on_sleep = refuse_and_end
-    refuse(monkeypatch, 1)
-    assert capsys.readouterr().err == "error: --seed x: give a number\n"
-    assert {*leaving.codes} == {2}
-    assert leaving.waited < 1
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

@@ -25,11 +25,3 @@ def test_a_recipe_refuses_an_installed_shared_if_its_own_lies_beside_its_folder(
         assert "Traceback" not in found.stderr
         found = runs.run(command, tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{installed}")
     assert found.returncode == 0, found.stderr
-
-
-def test_an_editable_installation_lends_no_module_to_another_shared(tmp_path):
-    """A copy that lacks shared.predict would compute with modules of two versions."""
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared/__init__.py").touch()
-    found = runs.run([sys.executable, "-m", "shared.predict"], tmp_path)
-    assert (found.returncode, "No module named shared.predict" in found.stderr) == (1, True), found.stderr

@@ -39,7 +39,7 @@ class Trackers(Hook):
             # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
             identity = progress.run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
             states = []
-            for kind in (kind for kind in config.report_to if kind in STARTERS and not config.dry_run):
+            for kind in (kind for kind in dict.fromkeys(config.report_to) if kind in STARTERS and not config.dry_run):
                 try:
                     tracker, state = STARTERS[kind](config, identity, progress.step)
                     self.accelerator.trackers.append(tracker)

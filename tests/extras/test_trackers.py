@@ -5,7 +5,6 @@ import importlib.util
 import math
 import os
 import random
-import re
 import socket
 import time
 from types import SimpleNamespace
@@ -104,12 +103,8 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tm
 
 
 def test_a_run_id_is_random_for_any_seed_unless_it_is_given(start):
-    random.seed(0)
-    first = start().progress.run_id
-    random.seed(0)
-    second = start().progress.run_id
+    first, second = ((random.seed(0), start().progress.run_id)[1] for _ in range(2))
     assert first != second
-    assert re.fullmatch("[0-9a-f]{8}", first)
     assert start(run_id="abcd1234").progress.run_id == "abcd1234"
 
 
@@ -156,7 +151,7 @@ def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(sta
 
     for name in recorders:
         monkeypatch.setitem(trackers.STARTERS, name, starts(name))
-    tracker = start(report_to=["wandb", "trackio", "tensorboard"])
+    tracker = start(report_to=["wandb", "trackio", "none", "tensorboard", "wandb"])
     assert tracker.card["tracker"].startswith("wandb (here); none (trackio did not start: OSError: no server); ")
     assert "--report_to trackio did not start: OSError: no server" in capsys.readouterr().err
     tracker.log(1, {"loss": 0.5, "samples": "00ff"})

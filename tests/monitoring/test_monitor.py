@@ -61,13 +61,6 @@ def test_samples_tokens_and_waiting_are_reported_per_second_since_the_last_readi
     assert figures["data_wait"] == 0
 
 
-def test_without_lengths_tokens_per_second_are_not_reported(accelerator):
-    watch = monitor(accelerator, lengths=None)
-    run_step(watch, plan(lengths=None, num_samples=40).micro_batches(0))
-    assert "tokens_per_second" not in watch.read()
-    assert "train_tokens_per_second" not in watch.summary(2.0)
-
-
 def digest(accelerator, steps, order=1, **values):
     """The digest after `steps` of a plan; one monitor is fed the micro-batches of all processes in turn."""
     watch = monitor(accelerator)

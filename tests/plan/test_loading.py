@@ -124,41 +124,24 @@ from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 
 
-def ended(pid):
-    try:
-        return psutil.Process(pid).status() == "zombie"
-    except psutil.NoSuchProcess:
-        return True
-
-
-def sleep_until_ended(pipe):
-    workers = pipe.recv()
-    while not all(map(ended, workers)):
-        time.sleep(0.01)
+def outlive(pids):
+    workers = pids.get()
+    psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)])
     time.sleep(0.5)
     print(f"survived {len(workers)} workers\\n", end="", flush=True)
 
 
-def pipe_and_child():
-    here, there = multiprocessing.Pipe()
-    return here, multiprocessing.Process(target=sleep_until_ended, args=(there,))
-
-
-def main():
-    pipes, children = zip(*(pipe_and_child() for _ in range(2)))
-    children[0].start()
-    plan = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9)
-    loader = Loader(range(10), plan, torch.tensor, torch.device("cpu"), 2)
-    micro_batches = loader.micro_batches(0)
-    next(micro_batches)
-    workers = {process.pid for process in multiprocessing.active_children()} - {children[0].pid}
-    children[1].start()
-    for pipe in pipes:
-        pipe.send(workers)
-    raise RuntimeError("in a step")
-
-
-main()
+pids = multiprocessing.Queue()
+before, after = (multiprocessing.Process(target=outlive, args=(pids,)) for _ in range(2))
+before.start()
+plan = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9)
+loader = Loader(range(10), plan, torch.tensor, torch.device("cpu"), 2)
+next(loader.micro_batches(0))
+workers = [process.pid for process in multiprocessing.active_children() if process != before]
+after.start()
+for _ in range(2):
+    pids.put(workers)
+raise RuntimeError("in a step")
 """
 
 

@@ -172,20 +172,6 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
     assert second in message
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"weight_decay": 0, "max_grad_norm": 0.0, "seed": 0, "dataloader_num_workers": 0},
-        {"warmup_ratio": None, "warmup_steps": 0},
-        {"early_stopping_patience": 1, "metric_for_best_model": "loss", "greater_is_better": False},
-        {"global_batch_size": None, "gradient_accumulation_steps": 4, "per_device_train_batch_size": 8},
-        {"micro_batches_per_step": 32, "per_device_train_batch_size": 8},
-    ],
-)
-def test_check_accepts_valid_settings(changed: dict[str, Any]) -> None:
-    check(Config(**changed))
-
-
 # The learning rate
 
 

@@ -50,10 +50,6 @@ def test_a_field_affects_the_result_unless_its_type_says_otherwise(name: str) ->
     assert resumed(Config(), **{name: changed}) == expected
 
 
-def test_an_unchanged_config_has_no_differences() -> None:
-    assert resumed(Config()) == {}
-
-
 def test_a_setting_with_several_values_accepts_a_single_one(tmp_path: Path) -> None:
     one = Config(text_column_names="text")  # type: ignore[arg-type]
     assert one == Config(text_column_names=["text"]) == Config(text_column_names=("text",))  # type: ignore[arg-type]

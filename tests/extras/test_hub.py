@@ -105,12 +105,11 @@ class Hub:
     """Stands in for the Hub's client: records its requests, or fails."""
 
     asked: ClassVar[list] = []
-    failure: Exception | None = None
 
     def create_repo(self, name, exist_ok):
         assert exist_ok
-        if self.failure:
-            raise self.failure
+        if name == "refused":
+            raise ConnectionError("401 Client Error.\n\nInvalid token")
         self.asked.append(name)
         return SimpleNamespace(repo_id=f"me/{name}")
 
@@ -122,7 +121,6 @@ class Hub:
 @pytest.fixture
 def client(monkeypatch):
     monkeypatch.setattr(Hub, "asked", [])
-    monkeypatch.setattr(Hub, "failure", None)
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     return Hub
 
@@ -150,8 +148,7 @@ def test_the_model_is_uploaded_under_its_name(client, model, capsys, given, name
     assert f"uploaded to https://hub/me/{name}" in capsys.readouterr().out
 
 
-def test_a_failed_upload_keeps_the_model_and_its_error_tells_how_to_retry(client, monkeypatch, model):
-    monkeypatch.setattr(client, "failure", ConnectionError("401 Client Error.\n\nInvalid token"))
+def test_a_failed_upload_keeps_the_model_and_its_error_tells_how_to_retry(client, model):
     with pytest.raises(UserError, match=f"^--push_to_hub: {model} could not be uploaded, start again to retry: 401 Cl"):
-        uploaded(model, push_to_hub=True, hub_model_id="mine")
+        uploaded(model, push_to_hub=True, hub_model_id="refused")
     assert (model / "weights").exists()

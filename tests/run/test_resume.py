@@ -9,7 +9,7 @@ import datasets
 import pytest
 import runs
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_ins import accelerator
 
@@ -21,11 +21,6 @@ from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.run import resume
 from shared.run.resume import finished, refuse_changed_data
-
-CHANGED = (
-    "the data have changed since this run began, or other library versions prepared them: restore them to resume, or "
-    "begin a new run in another --output_dir"
-)
 
 
 class Data(list):
@@ -46,9 +41,10 @@ def test_the_digests_are_kept_in_the_state_and_compared_and_the_message_names_on
     assert problem_with(progress, Data("0"), Data("1")) is None
     progress = Progress.from_state(progress.state())  # through a checkpoint
     assert problem_with(progress, Data("0"), Data("1")) is None
-    assert problem_with(progress, Data("0"), Data("2")) == CHANGED
+    changed = problem_with(progress, Data("0"), Data("2"))
+    assert changed.startswith("the data have changed since this run began")
     resumed = problem_with(progress, Data("0"), Data("2"), resume_from_checkpoint="a/step_00000003")
-    assert resumed == f"{CHANGED}, without --resume_from_checkpoint"
+    assert resumed == f"{changed}, without --resume_from_checkpoint"
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -80,9 +76,10 @@ def accumulated(steps, rows=4, **more):
     )
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(1, 64), processes=st.integers(1, 16), steps=st.integers(1, 16), later=st.integers(1, 16))
 def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_of_processes(
-    rows, processes, steps, later
+    capsys, rows, processes, steps, later
 ):
     flags = accumulated(steps, rows)
     first = resume.resolve(flags, accelerator(processes), None)
@@ -92,17 +89,7 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
     resumed = resume.resolve(flags, accelerator(later), stored)
     assert resumed == first
     resume.refuse_another_run(stored, resumed, Path("out"))  # raises no error
-
-
-def test_a_resumed_run_prints_that_its_global_batch_differs_from_the_flags(capsys):
-    stored = options.plain(resume.resolve(accumulated(2), accelerator(2), None))
-    resume.resolve(accumulated(2), accelerator(2), stored)
-    assert capsys.readouterr().out == ""
-    resume.resolve(accumulated(2), accelerator(1), stored)
-    assert capsys.readouterr().out == (
-        "the run keeps the global batch of its first launch, 16, not 4 per device x 1 process x 2 accumulation "
-        "steps = 8\n"
-    )
+    assert ("the run keeps the global batch of its first launch" in capsys.readouterr().out) == (later != processes)
 
 
 def test_a_global_batch_that_does_not_fit_the_accumulation_is_refused_with_the_equation():

@@ -12,7 +12,7 @@ from shared.datasets import splits
 from shared.datasets.splits import share_of_each
 from shared.errors import UserError
 from shared.plan import batches
-from shared.plan.batches import Plan, evaluation_batches
+from shared.plan.batches import Plan
 from shared.plan.cutting import Budget, cut_points
 from shared.plan.draws import hash64, permutation
 
@@ -218,33 +218,18 @@ def test_idle_time_of_two_processes_is_small():
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.integers(1, 500), min_size=1, max_size=100),
-    st.integers(1, 9),
-    st.integers(0, 2000),
-    st.booleans(),
-    st.booleans(),
-)
-def test_evaluation_counts_every_sample_once(lengths, processes, slack, equal_counts, packed):
-    lengths = np.array(lengths)
-    budget = int(lengths.max()) + slack
-    everyone = [
-        evaluation_batches(
-            lengths,
-            budget,
-            None,
-            num_processes=processes,
-            process_index=rank,
-            equal_counts=equal_counts,
-            packed=packed,
-        )
-        for rank in range(processes)
-    ]
+@given(plans(), st.integers(0, 20), st.sampled_from([7, 1 << 20]))
+def test_an_evaluation_counts_every_sample_once_also_in_blocks(arguments, padding, block):
+    lengths, budget = arguments["lengths"], arguments["max_tokens"] and arguments["max_tokens"] + padding
+    arguments |= {"max_tokens": budget}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "BLOCK", block)
+        plans_ = [Plan(**arguments, process_index=rank) for rank in range(arguments["num_processes"])]
+        everyone = [[*plan.evaluation(lengths, lambda part: part + padding)] for plan in plans_]
     counted = [m.samples for mine in everyone for m in mine if m.counted]
     assert sorted(np.concatenate(counted).tolist()) == list(range(len(lengths)))
-    assert all(size_of(lengths[ids], packed) <= budget for ids in counted)
-    if equal_counts:
-        assert len({len(mine) for mine in everyone}) == 1
+    assert all(size_of(lengths[ids] + padding, arguments["packed"]) <= 2 * (budget or np.inf) for ids in counted)
+    assert not arguments["equal_counts"] or len({*map(len, everyone)}) == 1
 
 
 def test_packed_micro_batches_are_full_and_even():
@@ -344,30 +329,6 @@ def test_a_known_longest_sample_is_checked_against_the_budget_and_none_is_search
     with pytest.raises(UserError, match="which has 64 tokens: raise it to 64 or more"):
         Plan(lengths=lengths, longest=1, padded=lambda lengths: lengths + 4, **sizes, max_tokens=63)
     Plan(lengths=lengths, **sizes)
-
-
-@pytest.mark.parametrize("equal_counts", [False, True])
-def test_an_evaluation_in_blocks_has_each_sample_once_and_equal_counts_where_required(monkeypatch, equal_counts):
-    lengths = np.random.default_rng(0).integers(1, 90, 1000)
-    sizes = {"global_batch_size": 30, "num_epochs": 1, "max_tokens": 100, "num_processes": 3}
-
-    def passes():
-        plans = [
-            Plan(lengths=lengths, seed=0, **sizes, process_index=rank, equal_counts=equal_counts) for rank in range(3)
-        ]
-        return [[*plan.evaluation(lengths, lambda block: block + 10)] for plan in plans]
-
-    whole = passes()
-    alone = batches.evaluation_batches(
-        lengths + 10, 200, None, num_processes=3, process_index=1, equal_counts=equal_counts
-    )
-    assert [m.samples.tolist() for m in whole[1]] == [m.samples.tolist() for m in alone]
-    monkeypatch.setattr(batches, "BLOCK", 128)
-    in_blocks = passes()
-    samples = np.concatenate([m.samples for mine in in_blocks for m in mine if m.counted])
-    assert sorted(samples) == list(range(1000))
-    assert all((lengths[m.samples].max() + 10) * len(m.samples) <= 200 for mine in in_blocks for m in mine)
-    assert not equal_counts or len({*map(len, in_blocks)}) == 1
 
 
 def test_rows_are_chosen_and_held_out_without_memory_for_each_of_them(tmp_path, monkeypatch):

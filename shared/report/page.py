@@ -18,7 +18,7 @@ from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.curves import FEW, LARGEST, Panel, draw_panel, find_panels, short
-from shared.extras.time_report import NAMES, facts, of_last_processes, seconds_by_part
+from shared.extras.time_report import NAMES, facts, seconds_by_part
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes
@@ -147,13 +147,12 @@ def worst(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def time(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Where the time went: its parts, and what the end of a run says about it besides them and its advice."""
-    recent, where = of_last_processes(lines)
-    spent = seconds_by_part(recent)
+    spent = seconds_by_part(lines)
     total = sum(spent.values())
     if not total:
         return {"parts": []}
     parts = [(NAMES[part], seconds, f"{100 * seconds / total:.0f}") for part, seconds in spent.items() if seconds > 0]
-    return {"parts": parts, "said": [f"{total:,.1f} s in all{where}", *facts(recent)]}
+    return {"parts": parts, "said": [f"{total:,.1f} s in all", *facts(lines)]}
 
 
 def card(file: Path) -> list[tuple[str, str]]:

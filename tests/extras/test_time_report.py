@@ -45,21 +45,6 @@ def test_skipped_updates_are_reported_at_the_end_with_the_loss_scale_of_fp16(sum
     assert breakdown([{"step": 100, **LINE}, {"step": 100, "train_runtime": 1.0, **summary}]) == without + expected
 
 
-def test_after_a_resume_on_another_number_of_processes_only_the_time_since_then_counts():
-    before = [{"step": i, **LINE, "processes": 2, "slowest_process": 1.0, "padding": 0.4} for i in (10, 200)]
-    resumed = {"step": 300, **LINE, "communication": 0.0, "forward_backward": 0.8, "timed_steps": 90, "processes": 1}
-    later = {"step": 400, **LINE, "communication": 0.0, "forward_backward": 0.8, "padding": 0.0, "processes": 1}
-    said = breakdown([*before, resumed, {"step": 300, "eval_loss": 0.1}, later])
-    assert said.startswith(
-        "  where 95.0 s on 1 process went: 80 % compute, 10 % data, 4 % optimizer, 6 % outside the model"
-    )
-    assert "behind" not in said
-    assert "gradients of other processes" not in said
-    assert "padding" in said
-    assert "computation is on padding" not in said
-    assert "gradients of other processes" in breakdown([{"step": 200, **LINE, "communication": 0.3}])
-
-
 def test_a_slow_process_is_named_with_the_number_of_readings_it_was_behind():
     lines = [{"step": i, **LINE, "slowest_process": 2.0, "slowest_process_behind": 0.4} for i in (1, 2)]
     assert "process 2 was over 10 % behind the others in 2 of 3 readings" in breakdown([*lines, {"step": 3, **LINE}])

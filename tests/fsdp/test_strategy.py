@@ -54,12 +54,10 @@ def test_layers_that_share_a_parameter_have_none_or_have_no_forward_are_not_unit
 
 
 def test_a_layer_with_two_names_for_one_parameter_is_a_unit():
-    layers = nn.ModuleList(nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.Linear(2, 2)}) for _ in range(2))
-    blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)) for _ in layers)
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
     for block in blocks:
-        block[2].weight = block[0].weight
+        block[1].weight = block[0].weight
     assert units(nn.ModuleDict({"layers": blocks})) == [*blocks]
-    assert torch.equal(blocks[0][0].weight, blocks[0][2].weight)
 
 
 def shard_convolutions(accelerator, folder):

@@ -59,6 +59,10 @@ def test_samples_tokens_and_waiting_are_reported_per_second_since_the_last_readi
     figures = watch.read()
     assert figures["samples_per_second"] == 12 / 2
     assert figures["data_wait"] == 0
+    watch = monitor(accelerator, lengths=None)
+    run_step(watch, plan(lengths=None, num_samples=40).micro_batches(0))
+    clock[0] = 107.0
+    assert "tokens_per_second" not in watch.read()
 
 
 def digest(accelerator, steps, order=1, **values):
@@ -98,12 +102,11 @@ def test_the_digest_changes_with_a_sample_its_epoch_or_its_step(accelerator):
 def test_a_restored_monitor_reports_the_same_as_an_uninterrupted_one(accelerator, clock, stop):
     """It is saved at a logging step (4) or between two of them; the update of step 2 is skipped."""
 
-    def run(watch, first, last, stops=False):
+    def run(watch, first, last):
         figures = []
         for step in range(first, last):
-            run_step(
-                watch, plan(max_tokens=150).micro_batches(step), 1 / (step + 1), SKIPPED if step == 2 else WENT_WELL
-            )
+            pieces, skipped = plan(max_tokens=150).micro_batches(step), SKIPPED if step == 2 else WENT_WELL
+            run_step(watch, pieces, 1 / (step + 1), skipped)
             clock[0] += 1
             if step % 2 == 1:
                 figures.append(watch.read())

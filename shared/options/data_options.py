@@ -56,7 +56,6 @@ class DataOptions(ExtraOptions):
     EXCLUDES: ClassVar = (*ExtraOptions.EXCLUDES, ("dataset_name", "train_file"))
 
     def check_values(self) -> None:
-        """As in the base class; checks --csv_delimiter, too."""
         super().check_values()
         mark = "," if self.csv_delimiter is None else self.csv_delimiter
         if mark != r"\t" and not (len(mark) == 1 and mark.isascii() and mark not in '"\r\n'):

@@ -52,7 +52,6 @@ class ExtraOptions(Options):
     )
 
     def hooks(self) -> list[Hook]:
-        """As in the base class, with those of the settings here."""
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
         return [
             *super().hooks(),

@@ -24,15 +24,11 @@ from shared.run import resume
 
 
 @pytest.fixture(autouse=True)
-def without_pauses(monkeypatch):
+def started(monkeypatch):
+    """The runs of this test, without pauses, whose threads end with it."""
     monkeypatch.setattr(mirror, "POLL", 0.005)
     monkeypatch.setattr(mirror, "BETWEEN_ATTEMPTS", 0.005)
     RemoteFolder("s3://bucket", "").reopen()  # the server of another test had another port
-
-
-@pytest.fixture(autouse=True)
-def started(monkeypatch):
-    """The runs of this test, whose threads end with it."""
     found = []
     yield found
     for run in found:
@@ -56,16 +52,13 @@ class Run:
 
     def start(self):
         """Start as a run does, up to its first step."""
-        self.open()
-        self.mirror.prepared(self)
-        self.mirror.begun(self)
-        return self
-
-    def open(self):
         self.output.mkdir(exist_ok=True)
         (self.output / folder_lock.NAME).touch()
         self.mirror.opened(self)
         self.mirror.folder_locked()
+        self.mirror.prepared(self)
+        self.mirror.begun(self)
+        return self
 
     def save(self, step, best=None, copied=True):
         """Save a checkpoint, and wait until the mirror has it."""
@@ -121,10 +114,10 @@ def steps_in(folder):
     return sorted(int(path.name[5:]) for path in folder.glob("step_0*"))
 
 
-def same(one, other, step):
-    return all(
-        (folders.path_of(one, step) / f).read_bytes() == (other / f"step_{step:08d}" / f).read_bytes() for f in FILES
-    )
+def same(output, folder, step):
+    """Whether the mirror has the checkpoint of a run."""
+    ours, theirs = folders.path_of(output, step), folder / f"step_{step:08d}"
+    return all((ours / file).read_bytes() == (theirs / file).read_bytes() for file in FILES)
 
 
 def wait_until(condition):
@@ -155,23 +148,20 @@ def test_a_checkpoint_is_copied_and_loaded_where_the_folder_has_none(start, fold
 
 def test_a_copy_that_ends_after_any_write_leaves_the_older_checkpoint_the_newest(start, folder, monkeypatch):
     start().save(3)
-    write, left = RemoteFolder.write, []
+    write, left = RemoteFolder.write, [0]
 
     def dying(store, name, pieces):
-        if len(left) > 1:
-            write(store, name, pieces)
-        elif left:
-            write(store, name, [next(iter(pieces))[:2]])
-        if len(left) <= 1:
-            left.clear()
+        left[0] -= 1
+        if left[0] >= 0:
+            write(store, name, pieces if left[0] else [next(iter(pieces))[:2]])
+        if left[0] <= 0:
             raise OSError("the process is killed here")
-        left.pop()
 
     for writes in range(1, 5):  # two files of the checkpoint, the log and the manifest; the last one is cut
         monkeypatch.setattr(RemoteFolder, "write", write)
         run = start(f"run {writes}")
         monkeypatch.setattr(RemoteFolder, "write", dying)
-        left[:] = [None] * writes
+        left[0] = writes
         run.save(4, copied=False)
         wait_until(lambda run=run: run.mirror.copies.problem)
         run.end()
@@ -190,11 +180,10 @@ def test_a_checkpoint_damaged_in_the_mirror_is_skipped_with_a_line_and_written_a
         run.save(step)
     run.end()
     names = {step: folder / f"step_{step:08d}" for step in range(1, 7)}
-    runs.flip_a_bit(names[6] / "part/0")
-    runs.truncate(names[5] / "part/0")
-    (names[4] / "part/0").unlink()
+    for step, damage in ((6, runs.flip_a_bit), (5, runs.truncate), (4, Path.unlink)):
+        damage(names[step] / "part/0")
     runs.truncate(names[3] / "manifest.json")
-    (names[2] / "state.json").write_bytes(b"0" * (names[2] / "state.json").stat().st_size)
+    runs.flip_a_bit(names[2] / "state.json")
     new = start("new machine", save_total_limit=None)
     assert new.steps() == [1]
     lines = [line for line in capsys.readouterr().err.splitlines() if "is skipped" in line]
@@ -369,24 +358,17 @@ def test_a_mirror_that_cannot_be_used_is_one_line(start, monkeypatch):
     assert refusal(start, url="s4://b/x") == f"--mirror_checkpoints s4://b/x {check}: Protocol not known: s4"
     assert "is given with a password" in refusal(start, url="s3://me:secret@host/x")
 
-    def answer(method, path, key):
-        return (403, "AccessDenied") if path.startswith(DENIED[-1]) and method == DENIED[0] else None
-
-    with S3Server("bucket", answer=answer) as server:
+    denied = []
+    with S3Server("bucket", answer=lambda *request: (403, "AccessDenied") if request[0] in denied else None) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         start(url="s3://bucket/run").save(1)
-        for url, denied, reason in (
-            ("s3://nowhere/run", ("", ""), "The specified bucket does not exist"),
-            ("s3://bucket/run", ("PUT", "/bucket"), "AccessDenied"),
-            ("s3://bucket/run", ("POST", "/bucket"), "AccessDenied"),
-            ("s3://bucket/run", ("GET", "/bucket"), "AccessDenied"),
-        ):
-            DENIED[:] = denied
-            assert refusal(start, "new", url=url) == f"--mirror_checkpoints {url} {check}: {reason}"
-
-
-DENIED = ["", ""]
+        nowhere = f"--mirror_checkpoints s3://nowhere/run {check}: The specified bucket does not exist"
+        assert refusal(start, "new", url="s3://nowhere/run") == nowhere
+        for method in ("PUT", "POST", "GET"):
+            denied[:] = [method]
+            problem = refusal(start, "new", url="s3://bucket/run")
+            assert problem == f"--mirror_checkpoints s3://bucket/run {check}: AccessDenied"
 
 
 def test_credentials_that_expire_are_read_again(start, monkeypatch, tmp_path):

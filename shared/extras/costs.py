@@ -39,7 +39,6 @@ class Costs(Hook):
         self.before = self._totals()
 
     def passed(self, part: str) -> None:
-        """Count the time since the last mark."""
         if part in ("micro_batch", "last_micro_batch"):
             self.passes.end(synchronized=part == "last_micro_batch")
         else:
@@ -66,7 +65,6 @@ class Costs(Hook):
         return costs(rows)
 
     def _totals(self) -> dict[str, float]:
-        """Running totals since the start."""
         return self.stopwatch.read() | {
             "waited": self.run.loader.seconds_waited,
             "positions": float(self.passes.positions),
@@ -82,7 +80,7 @@ def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     seconds = mean["seconds"]
     figures = {
         "data_wait": mean["data"] / seconds,
-        **{part: mean[part] / seconds for part in ("forward_backward", "communication", "optimizer")},
+        **{part: mean[part] / seconds for part in COMPUTED},
         "peak_memory_bytes": rows["peak_memory"].max(),
         "reserved_memory_bytes": rows["reserved_memory"].max(),
     }

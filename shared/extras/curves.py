@@ -41,7 +41,6 @@ class Curves(Hook):
     """Draws curves.png at the end of a run."""
 
     def ended(self, run: Any) -> None:
-        """Draw it."""
         folder = Path(run.config.output_dir)
         with not_fatal("curves.png"):
             draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png")
@@ -107,7 +106,6 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 
 def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
-    """Draw one panel."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     for label, (steps, values) in panel.series.items():

@@ -101,7 +101,6 @@ class Upload(Hook):
             on_main_process(self.accelerator, require_upload)
 
     def exported(self, folder: Path) -> None:
-        """Upload the model and print its address."""
         if self.config.push_to_hub:
             address = on_main_process(self.accelerator, lambda: push(folder, self.config.hub_model_id))
             self.accelerator.print(f"uploaded to {address}")

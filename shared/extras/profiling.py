@@ -20,7 +20,6 @@ class Profiler(Hook):
     running: Any = None  # a torch.profiler.profile, until its last step has ended
 
     def begun(self, run: Any) -> None:
-        """Start PyTorch's profiler."""
         self.run, self.accelerator, self.steps = run, run.accelerator, run.config.profile or 0
         self.folder = Path(run.config.output_dir) / "profile"
         if self.steps:

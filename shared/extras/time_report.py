@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-from shared.errors import count_of
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import put, read_metrics
 
@@ -28,7 +27,6 @@ class TimeReport(Hook):
     """Prints where the time of a run went."""
 
     def ended(self, run: Any) -> None:
-        """Print it."""
         # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
         compressed = run.config.gradient_compression != "none" or run.accelerator.is_fsdp2
         unpacked = getattr(run.config, "packing", None) is False
@@ -53,30 +51,18 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
     return spent
 
 
-def of_last_processes(lines: Lines) -> tuple[Lines, str]:
-    """The lines since a start on another number of processes, and that they are; all lines and "" without one."""
-    numbers = [(place, line.get("processes", 0)) for place, line in enumerate(lines) if "step_seconds" in line]
-    others = [place for place, number in numbers if number != numbers[-1][1]]
-    if not others:
-        return lines, ""
-    return lines[others[-1] + 1 :], f" on {count_of(numbers[-1][1], 'process', 'processes')}"
-
-
 def breakdown(lines: Lines, compressed: bool = False, unpacked: bool = False) -> str:
     """Where the time of a run went, from its metrics.jsonl (`log.read_metrics`); "" when nothing was timed.
-
-    After a resume on another number of processes, only the time since then counts.
 
     A run of less than a minute gets no advice. `compressed`: whether --gradient_compression has nothing to offer.
     `unpacked`: whether the recipe has --packing and it is off.
     """
-    lines, where = of_last_processes(lines)
     spent = seconds_by_part(lines)
     if not (total := sum(spent.values())):
         return ""
     shares = {part: seconds / total for part, seconds in spent.items()}
     shown = ", ".join(f"{100 * share:.0f} % {NAMES[part]}" for part, share in shares.items() if share >= 0.005)
-    rows = [f"where {total:,.1f} s{where} went: {shown}", *facts(lines)]
+    rows = [f"where {total:,.1f} s went: {shown}", *facts(lines)]
     if total >= SHORT:
         padding = mean([line["padding"] for line in lines if "padding" in line] or [0.0])
         rows += advice(shares, padding, compressed, unpacked)

@@ -26,7 +26,6 @@ class Trackers(Hook):
     accelerator: Any = None
 
     def opened(self, run: Any) -> None:
-        """Refuse a tracker that is not installed."""
         on_main_process(run.accelerator, lambda: require_trackers(run.config.report_to))
 
     def loaded(self, run: Any) -> None:
@@ -40,7 +39,7 @@ class Trackers(Hook):
             # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
             identity = progress.run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
             states = []
-            for kind in (kind for kind in config.report_to if kind in STARTERS and not config.dry_run):
+            for kind in (kind for kind in dict.fromkeys(config.report_to) if kind in STARTERS and not config.dry_run):
                 try:
                     tracker, state = STARTERS[kind](config, identity, progress.step)
                     self.accelerator.trackers.append(tracker)
@@ -67,7 +66,6 @@ class Trackers(Hook):
         self._guarded("failed and was dropped", send)
 
     def closed(self) -> None:
-        """End the trackers."""
         self._guarded("could not be closed", lambda tracker: tracker.finish())
         if self.accelerator:
             self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
@@ -83,14 +81,12 @@ class Trackers(Hook):
 
 
 def require_trackers(report_to: Sequence[str]) -> None:
-    """Refuse a tracker that is unknown or not installed, which Accelerate would silently leave out.
+    """Refuse a tracker that is not installed, which Accelerate would silently leave out.
 
     Raises:
         UserError: names --report_to and the command that installs the package.
     """
     for name in (name for name in report_to if name != "none"):
-        if name not in STARTERS:
-            raise UserError(f"--report_to {name} is unknown: use none, {', '.join(STARTERS)}")
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # without origin: only a folder of that name, such as wandb/
             raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from shared.checkpoints import digests, folders
-from shared.checkpoints.folders import Job
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
 from shared.config.options import Options
@@ -48,63 +47,47 @@ class ShardedSaver(Saver):
         """None: torch's distributed checkpoint writes the tensors, and fp16, which has a scaler, is refused."""
         return {}, {"scaler": None}
 
-    def _write_again(self) -> None:
-        """Write the last checkpoint again, on all processes."""
-        self._write()
-
     def _write(self) -> None:
-        """Write the last job."""
+        """Write the last job with all processes, commit it, and remove the old checkpoints."""
         assert self.job
-        problem = None
+        job, accelerator, problem = self.job, self.accelerator, None
+        main = accelerator.is_main_process
+        partial = on_main_process(accelerator, lambda: folders.partial_of(job.final))
+        tensors = [tensor for model in self.models for tensor in model.state_dict().values()]
+        tensors += [tensor for optimizer in self.optimizers for tensor in state_tensors(inner(optimizer))]
+
+        def begin() -> None:
+            if main:
+                folders.begin(partial, sum(tensor.nbytes for tensor in tensors))
+
+        def fill() -> dict[str, Any]:
+            save(partial, self.models, self.optimizers)
+            mine = [f"__{accelerator.process_index}_*"] + [".metadata"] * main  # the main process also writes the index
+            files = [file for pattern in mine for file in partial.rglob(pattern)]
+            lines = digests.lines_of({str(file.relative_to(partial)): file for file in files})
+            if main:
+                lines |= {name: digests.write_file(partial / name, [text]) for name, text in job.contents.items()}
+            return lines
+
+        def commit() -> None:
+            if main:
+                folders.commit(partial, job.final, {name: line for part in lines for name, line in part.items()})
+                folders.rotate(job.final, job.keep, job.best)
+
         try:
-            write(self.accelerator, self.job, self.models, self.optimizers)
-        except OSError as error:
+            together(accelerator, begin)
+            lines = together(accelerator, fill)
+            together(accelerator, commit)
+        except OSError as error:  # on every process
             problem = error
+            if main:
+                shutil.rmtree(partial, ignore_errors=True)
         self._record_outcome(problem)
 
 
 def is_in(path: Path) -> bool:
     """Whether a checkpoint was saved from sharded models."""
     return (path / "pytorch_model_fsdp_0").is_dir()
-
-
-def write(accelerator: Any, job: Job, models: list[nn.Module], optimizers: list[Any]) -> None:
-    """Write a checkpoint with all processes, commit it, and remove the old checkpoints.
-
-    Raises:
-        OSError: the first error of any process, on every process; the files are removed.
-    """
-    main = accelerator.is_main_process
-    partial = on_main_process(accelerator, lambda: folders.partial_of(job.final))
-    tensors = [tensor for model in models for tensor in model.state_dict().values()]
-    tensors += [tensor for optimizer in optimizers for tensor in state_tensors(inner(optimizer))]
-
-    def begin() -> None:
-        if main:
-            folders.begin(partial, sum(tensor.nbytes for tensor in tensors))
-
-    def fill() -> dict[str, Any]:
-        save(partial, models, optimizers)
-        mine = [f"__{accelerator.process_index}_*"] + [".metadata"] * main  # the main process also writes the index
-        files = [file for pattern in mine for file in partial.rglob(pattern)]
-        lines = digests.lines_of({str(file.relative_to(partial)): file for file in files})
-        if main:
-            lines |= {name: digests.write_file(partial / name, [text]) for name, text in job.contents.items()}
-        return lines
-
-    def commit() -> None:
-        if main:
-            folders.commit(partial, job.final, {name: line for part in lines for name, line in part.items()})
-            folders.rotate(job.final, job.keep, job.best)
-
-    try:
-        together(accelerator, begin)
-        lines = together(accelerator, fill)
-        together(accelerator, commit)
-    except OSError:
-        if main:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def together(accelerator: Any, function: Callable[[], Any]) -> list[Any]:

@@ -56,7 +56,6 @@ class DataOptions(ExtraOptions):
     EXCLUDES: ClassVar = (*ExtraOptions.EXCLUDES, ("dataset_name", "train_file"))
 
     def check_values(self) -> None:
-        """As in the base class; checks --csv_delimiter, too."""
         super().check_values()
         mark = "," if self.csv_delimiter is None else self.csv_delimiter
         if mark != r"\t" and not (len(mark) == 1 and mark.isascii() and mark not in '"\r\n'):
@@ -105,7 +104,6 @@ class ModelOptions(DataOptions):
 
     @property
     def pretrained(self) -> str | None:
-        """--model_name_or_path."""
         return self.model_name_or_path
 
     def model_digest(self) -> str | None:
@@ -121,7 +119,6 @@ class ModelOptions(DataOptions):
 
     @property
     def activations(self) -> str | None:
-        """--activation_dtype."""
         return self.activation_dtype
 
     def default_learning_rate(self) -> float:

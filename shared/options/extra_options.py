@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
-from shared.config.options import Options, Rule, shown
-from shared.errors import UserError
+from shared.config.options import Options, Rule
 from shared.extras.costs import Costs
 from shared.extras.curves import Curves
 from shared.extras.flops import Mfu
@@ -53,7 +52,6 @@ class ExtraOptions(Options):
     )
 
     def hooks(self) -> list[Hook]:
-        """As in the base class, with those of the settings here."""
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
         return [
             *super().hooks(),
@@ -69,10 +67,3 @@ class ExtraOptions(Options):
             Report(),
             Trackers(),
         ]
-
-    def check_values(self) -> None:
-        """As in the base class; checks --report_to, too."""
-        super().check_values()
-        names = self.report_to
-        if not names or len({*names}) < len(names) or ("none" in names and len(names) > 1):
-            raise UserError(f"--report_to {shown(names)}: give trackers, each once, or only none")

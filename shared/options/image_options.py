@@ -73,7 +73,6 @@ class ImageOptions(ModelOptions):
     )
 
     def hooks(self) -> list[Hook]:
-        """As in the base class, after the one that averages batch norm."""
         return [BatchNorm(), *super().hooks()]
 
     def default_learning_rate(self) -> float:

@@ -77,7 +77,6 @@ class Mirror(Hook):
         run.card["mirror"] = f"{self.url}, with {count_of(len(self.complete), 'checkpoint')}"
 
     def begun(self, run: Any) -> None:
-        """Begin to copy."""
         if self.url and run.accelerator.is_main_process:
             self.copies = Copies(self.store, run.config, self.complete)
 
@@ -193,7 +192,6 @@ class Mirror(Hook):
         return manifest, json.loads(state)
 
     def _sizes(self) -> dict[str, int]:
-        """The files of the mirror."""
         with about(f"{FLAG} {self.url} cannot be listed (check the URL, the credentials and the network)"):
             return self.store.sizes()
 

@@ -36,7 +36,6 @@ class Mistakes(Hook):
         self.names, self.show, self.found = names, show, dict[str, Any]()
 
     def given(self, run: Any, model: Any) -> None:
-        """Remember the run."""
         self.run = run
 
     def keep(self, predictions: NDArray[Any], losses: NDArray[np.float64], targets: NDArray[Any]) -> None:
@@ -116,16 +115,12 @@ def classes(names: Sequence[str], true: Ints, predicted: Ints, hits: Ints) -> di
 def confused(names: Sequence[str], predicted: Ints, true: Ints) -> dict[str, Any]:
     """The confusion matrix: `counts[t][p]` samples of class t are predicted as p.
 
-    Of many classes, it has those of the pairs that are confused most often.
+    Of many classes, it has those that are confused most often.
     """
-    size = len(names)
-    chosen = set(range(size)) if size <= MOST_CONFUSED else set[int]()
-    pairs, often = np.unique((true * size + predicted)[true != predicted], return_counts=True)
-    for pair in pairs[np.argsort(-often, kind="stable")].tolist():
-        if len(more := chosen | {*divmod(pair, size)}) > MOST_CONFUSED:
-            break
-        chosen = more
-    shown = sorted(chosen)
+    size, wrong = len(names), true != predicted
+    often = np.bincount(np.concatenate([true[wrong], predicted[wrong]]), minlength=size)
+    most = np.argsort(-often, kind="stable")[:MOST_CONFUSED]
+    shown = np.sort(most[often[most] > 0]) if size > MOST_CONFUSED else np.arange(size)
     place = np.full(size, -1)
     place[shown] = np.arange(len(shown))
     inside = (place[true] >= 0) & (place[predicted] >= 0)

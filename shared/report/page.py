@@ -18,14 +18,13 @@ from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.curves import FEW, LARGEST, Panel, draw_panel, find_panels, short
-from shared.extras.time_report import NAMES, facts, of_last_processes, seconds_by_part
+from shared.extras.time_report import NAMES, facts, seconds_by_part
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes
 
 REPORT, CARD = "report.html", "launch_card.txt"
 MOST_EVALUATIONS = 12  # in their table
-WATCHED = ("loss", "eval_loss", "grad_norm")  # the page says how often they were not finite
 FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
 MOST_POINTS = 400  # of a line
 
@@ -45,7 +44,6 @@ class Report(Hook):
                     (folder / mistakes.FILE).unlink(missing_ok=True)
 
     def ended(self, run: Any) -> None:
-        """Write the page."""
         with not_fatal(REPORT):
             put(f"  {write_report(Path(run.config.output_dir))} shows the run in a browser")
 
@@ -81,7 +79,6 @@ def page(folder: Path) -> str:
     return template.render(
         name=options.load(folder / "config.yaml").get("run_name") or folder.resolve().name,
         status=status(lines, last_step),
-        notes=not_finite(lines),
         evaluations=evaluations(lines),
         figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines) if panel.series],
         found=found,
@@ -111,16 +108,6 @@ def status(lines: Sequence[Mapping[str, Any]], last_step: int) -> str:
     if not lines or "train_runtime" not in lines[-1]:
         return f"{steps} so far; the run has not finished"
     return f"finished: {steps} in {lines[-1]['train_runtime']:,.1f} s"
-
-
-def not_finite(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each figure that was NaN or infinite."""
-    found = {key: [math.isfinite(line[key]) for line in lines if key in line] for key in WATCHED}
-    return [
-        f"{key} is not finite in {finite.count(False):,} of {count_of(len(finite), 'line')}"
-        for key, finite in found.items()
-        if not all(finite)
-    ]
 
 
 def evaluations(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -160,13 +147,12 @@ def worst(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def time(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Where the time went: its parts, and what the end of a run says about it besides them and its advice."""
-    recent, where = of_last_processes(lines)
-    spent = seconds_by_part(recent)
+    spent = seconds_by_part(lines)
     total = sum(spent.values())
     if not total:
         return {"parts": []}
     parts = [(NAMES[part], seconds, f"{100 * seconds / total:.0f}") for part, seconds in spent.items() if seconds > 0]
-    return {"parts": parts, "said": [f"{total:,.1f} s in all{where}", *facts(recent)]}
+    return {"parts": parts, "said": [f"{total:,.1f} s in all", *facts(lines)]}
 
 
 def card(file: Path) -> list[tuple[str, str]]:

@@ -1,8 +1,7 @@
 """Checkpoints are complete or absent, older ones are removed, and files of others are kept."""
 
-import contextlib
-import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,25 +84,13 @@ def test_other_files_in_the_folder_are_not_removed_and_links_are_not_followed(tm
     assert names(elsewhere) == {"state.json", "manifest.json"}
 
 
-def test_folders_that_cannot_be_read_or_removed_are_skipped(tmp_path, capfd):
-    for step in (3, 6, 9):
+def test_a_folder_that_cannot_be_removed_is_reported(tmp_path, monkeypatch, capfd):
+    for step in (3, 6):
         write(job(tmp_path, step))
-    tmp_path.chmod(0o755)
-    (tmp_path / "step_00000003").chmod(0)
-    for parent in tmp_path.parents:
-        if parent.name.startswith(("pytest-", "popen-")):
-            parent.chmod(0o755)
-    os.seteuid(65534)  # root may read everything
-    try:
-        with contextlib.suppress(PermissionError):
-            list((tmp_path / "step_00000003").iterdir())
-            pytest.skip("this user may read everything")
-        assert set(complete_in(tmp_path)) == {6, 9}
-        rotate(tmp_path / "step_00000009", keep=1, best=None)
-    finally:
-        os.seteuid(0)
-    assert set(complete_in(tmp_path)) == {3, 6, 9}
-    assert "step_00000006 cannot be removed ([Errno 13] Permission denied" in capfd.readouterr().err
+    monkeypatch.setattr(Path, "rename", lambda *_: Path("/nowhere").stat())
+    rotate(tmp_path / "step_00000006", keep=1, best=None)
+    assert set(complete_in(tmp_path)) == {3, 6}
+    assert "step_00000003 cannot be removed ([Errno 2] No such file" in capfd.readouterr().err
 
 
 def test_a_checkpoint_whose_removal_is_interrupted_does_not_count(tmp_path, monkeypatch):

@@ -1,21 +1,23 @@
-"""Saving during training: the files, and the effect of failures."""
+"""Saving during training: the files, without frozen parameters, the memory it takes, and the effect of failures."""
 
 import dataclasses
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from shared.checkpoints import digests, folders, resuming, saving, staging
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
+from shared.checkpoints.staging import Staging
+from shared.checkpoints.states import digest_of, frozen_parameters
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
+from shared.options.text_options import TextOptions
 from shared.plan.batches import Plan
 
 PLAN = Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1)
@@ -165,73 +167,20 @@ def test_a_checkpoint_is_not_saved_if_other_code_changes_parameters_during_the_c
     assert_holds(run.folder / "step_00000006", weights)
 
 
-def test_a_saved_checkpoint_is_loaded_bit_by_bit(run, how, capfd):
-    for _ in range(4):
-        run.step()
-    run.saver.finish()
-    warnings = capfd.readouterr().err
-    assert warnings.count("checkpoints are written while the training waits: ") == (how == "while the training waits")
-    drawn = torch.randn(5, 3)
-
-    def continued():
-        run.model(drawn).square().sum().backward()
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        return [tensor.clone() for tensor in run.model.state_dict().values()]
-
-    expected = continued()
-    run.optimizer.param_groups[0]["lr"] = 7.0
-    resuming.load(run.accelerator, run.folder / "step_00000004")
-    assert run.optimizer.param_groups[0]["lr"] == run.config.learning_rate
-    assert all(map(torch.equal, continued(), expected))
-
-
-def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
+def test_both_ways_of_saving_write_the_same_files(run, monkeypatch, capfd):
     run.step(), run.step()
     run.saver.finish()
     background = run.folder / "step_00000002"
     kept = background.rename(background.with_name("kept"))
     monkeypatch.setattr(staging, "available_memory", lambda: 100)
     Saver(run.accelerator, run.config, PLAN).save(run.progress, {})
+    assert capfd.readouterr().err.count("checkpoints are written while the training waits: ") == 1
     assert {path.name for path in kept.iterdir()} == {path.name for path in background.iterdir()}
     (run.folder / "usual").touch()
     usual = (run.folder / "usual").stat().st_mode
     assert {path.stat().st_mode for folder in (kept, background) for path in folder.iterdir()} == {usual}
-    assert (kept / "model.safetensors").read_bytes() == (background / "model.safetensors").read_bytes()
-    assert (kept / "optimizer.safetensors").read_bytes() == (background / "optimizer.safetensors").read_bytes()
-
-
-def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, how, capfd, monkeypatch):
-    monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
-    run.step(), run.step()
-    run.saver.finish()
-    run.saver = Saver(run.accelerator, run.config, PLAN)
-    run.saver.save(run.progress, {})  # allocates the memory
-    run.saver.poll(wait=True)
-    lost = run.folder.rename(run.folder.with_name("elsewhere"))
-    run.folder.write_text("a file where the folder was")
-    for _ in range(2):
-        run.step()
-    run.saver.poll(wait=True)
-    warnings = capfd.readouterr().err
-    assert f"warning: cannot save {run.folder}/step_00000004 (" in warnings
-    assert "MB are needed" not in warnings
-    with pytest.raises(UserError, match=r"cannot save .*step_00000004 \(.*\): .*, or set another --output_dir$"):
-        run.saver.finish()
-    assert capfd.readouterr().err.count("warning: cannot save") == saving.ATTEMPTS - 1
-
-    def repair(_):
-        run.folder.unlink(missing_ok=True)
-        if lost.exists():
-            lost.rename(run.folder)
-
-    monkeypatch.setattr(time, "sleep", repair)
-    run.saver = Saver(run.accelerator, run.config, PLAN)
-    run.saver.save(run.progress, {})
-    weights = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
-    run.saver.finish()
-    assert_holds(run.folder / "step_00000004", weights)
-    assert set(resuming.complete(run.config.output_dir)) == {2, 4}
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (kept / name).read_bytes() == (background / name).read_bytes()
 
 
 def full_disk(monkeypatch, attempts=10**9):
@@ -247,6 +196,21 @@ def full_disk(monkeypatch, attempts=10**9):
 
     monkeypatch.setattr(digests, "write_file", full)
     return made
+
+
+def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, how, capfd, monkeypatch):
+    monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
+    attempts = full_disk(monkeypatch, attempts=2 * saving.ATTEMPTS - 1)
+    run.step()
+    weights = run.step()
+    with pytest.raises(UserError, match=r"cannot save .*step_00000002 \(.*\): .*, or set another --output_dir$"):
+        run.saver.finish()
+    assert capfd.readouterr().err.count(f"warning: cannot save {run.folder}/step_00000002 (") == saving.ATTEMPTS
+    run.saver = Saver(run.accelerator, run.config, PLAN)
+    run.saver.save(run.progress, {})
+    run.saver.finish()
+    assert len(attempts) == 2 * saving.ATTEMPTS
+    assert_holds(run.folder / "step_00000002", weights)
 
 
 def test_two_failed_saves_in_a_row_end_the_run_if_failed_saves_is_end(run, capfd, monkeypatch):
@@ -278,3 +242,124 @@ def test_a_registered_object_that_is_no_module_is_refused(run):
     run.accelerator.register_for_checkpointing(torch.optim.SGD(run.model.parameters(), lr=1.0))
     with pytest.raises(UserError, match="a checkpoint cannot hold SGD: register modules of torch"):
         Saver(run.accelerator, run.config, PLAN)
+
+
+def half_frozen():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.fixture
+def checkpoint(request, accelerator, tmp_path):
+    """A checkpoint of a model whose first layer is frozen."""
+    config = TextOptions(model_name_or_path="base", output_dir=str(tmp_path))
+    model = half_frozen()
+    accelerator.prepare(model, make_optimizer(model, config))
+    saver = Saver(accelerator, config, PLAN)
+    saver.in_background = getattr(request, "param", True)
+    saver.save(Progress(step=2), {})
+    saver.finish()
+    yield resuming.path_of(tmp_path, 2)
+    saver.close()
+
+
+def change(checkpoint, **tensors):
+    """Add tensors to the model in a checkpoint, or remove those that are None."""
+    file = checkpoint / "model.safetensors"
+    changed = load_file(file) | tensors
+    save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [True, False], indirect=True, ids=["in the background", "while the training waits"]
+)
+def test_frozen_parameters_are_left_out_and_the_rest_is_loaded(checkpoint):
+    stored = load_file(checkpoint / "model.safetensors")
+    assert set(stored) == {name for name in half_frozen().state_dict() if not name.startswith("0.")}
+    model = half_frozen()
+    with torch.no_grad():
+        model[2].weight.zero_()
+    resuming.load_weights(model, checkpoint, "model.safetensors")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in stored.items())
+
+
+def test_other_frozen_weights_are_refused(checkpoint):
+    model = half_frozen()
+    with torch.no_grad():
+        model[0].bias[1] += 1e-6
+    with pytest.raises(UserError, match="belongs to a run with other frozen weights: --model_name_or_path must name"):
+        resuming.load_weights(model, checkpoint, "model.safetensors")
+
+
+def test_a_file_without_a_trained_parameter_or_with_an_unknown_one_is_refused(checkpoint):
+    weight = load_file(checkpoint / "model.safetensors")["2.weight"]
+    change(checkpoint, **{"2.weight": None})
+    with pytest.raises(RuntimeError, match=r"it differs in 2\.weight$"):
+        resuming.load_weights(half_frozen(), checkpoint, "model.safetensors")
+    change(checkpoint, **{"2.weight": weight, "3.weight": weight.clone()})
+    with pytest.raises(RuntimeError, match=r"it differs in 3\.weight$"):
+        resuming.load_weights(half_frozen(), checkpoint, "model.safetensors")
+
+
+def test_the_digest_depends_on_values_shapes_and_dtypes():
+    tensor = torch.arange(6.0)
+    others = [tensor + 1, tensor.view(2, 3), tensor.view(torch.int32), tensor[:5]]
+    assert len({digest_of([each]) for each in (tensor, *others)}) == 5
+    assert digest_of([tensor]) == digest_of([torch.arange(12.0).view(6, 2)[:, 0] / 2])
+    assert digest_of([tensor, tensor]) != digest_of([tensor])
+
+
+def test_a_frozen_parameter_has_all_of_its_names():
+    model = nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.Linear(2, 2)})
+    model["two"].weight = model["one"].weight
+    model["one"].weight.requires_grad_(False)
+    assert set(frozen_parameters(model)) == {"one.weight", "two.weight"}
+
+
+@pytest.fixture
+def files():
+    return {"model.safetensors": dict(nn.Linear(3, 2).state_dict())}
+
+
+def test_too_little_memory_is_an_error_that_names_the_needed_and_the_free_memory(files, monkeypatch):
+    monkeypatch.setattr(staging, "available_memory", lambda: 100)
+    with pytest.raises(MemoryError, match="0 MB of memory are needed, and 0 MB are free"):
+        Staging(files)
+
+
+def test_the_available_memory_is_known_and_plausible():
+    assert 1 << 20 < staging.available_memory() < 1 << 50
+
+
+def test_a_state_of_other_shapes_or_names_does_not_fit(files):
+    memory = Staging(files)
+    assert memory.fits({name: {key: t + 1 for key, t in of_file.items()} for name, of_file in files.items()})
+    assert not memory.fits({"model.safetensors": {"weight": torch.ones(2, 3)}})
+    assert not memory.fits({name: {key: t.double() for key, t in of_file.items()} for name, of_file in files.items()})
+    memory.close()
+
+
+def test_a_run_on_the_cpu_does_not_use_the_gpu_of_its_machine(files, monkeypatch):
+    """A CUDA context would take GPU memory, and would fail on a GPU that another process uses exclusively."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("Stream", "cudart", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name} is called"))
+    memory = Staging(files)
+    lasting = {tensor.data_ptr() for tensor in files["model.safetensors"].values()}
+    memory.copy(files, lasting).result()
+    memory.close()
+
+
+def test_the_limits_of_the_groups_around_the_own_one_count(tmp_path, monkeypatch):
+    """A scheduler may limit the group of a job, and a process of it is in a group inside."""
+    groups = tmp_path / "groups"
+    for name, limit in (("job", "5000"), ("job/task", "max")):
+        (groups / name).mkdir(parents=True)
+        for file, text in (("max", limit), ("current", "3000"), ("stat", "inactive_file 100\nactive_file 10")):
+            (groups / name / f"memory.{file}").write_text(text)
+    (tmp_path / "own").write_text("1:cpu:/\n0::/job/task\n")
+    places = {"/sys/fs/cgroup": groups, "/proc/self/cgroup": tmp_path / "own"}
+    monkeypatch.setattr(staging, "Path", lambda name: places[name])
+    assert staging.available_memory() == 5000 - 3000 + 110

@@ -93,7 +93,6 @@ def test_a_loaded_state_continues_bit_by_bit(kind, tmp_path):
 def test_files_have_the_names_of_parameters_and_equal_those_of_safetensors(tmp_path):
     model, optimizers, average = built("two")
     train(model, optimizers, average, 1)
-    optimizers[1].param_groups[0]["betas"] = (0.5, 1)  # an integer among the floats stays one
     path = saved(tmp_path, *state_of(model, optimizers, average))
     tensors = load_file(path / states.OPTIMIZER)
     assert {"norm.weight/momentum_buffer", "embedding.weight/exp_avg", "embedding.weight/step"} < set(tensors)
@@ -101,14 +100,6 @@ def test_files_have_the_names_of_parameters_and_equal_those_of_safetensors(tmp_p
     plain = {name: tensor.contiguous() for name, tensor in states.distinct(model.state_dict()).items()}
     save_file(plain, tmp_path / "theirs", {"format": "pt"})
     assert all(map(torch.equal, load_file(tmp_path / "theirs").values(), load_file(path / MODEL).values()))
-    other = built("two")[1]
-    for optimizer, state in zip(other, states.optimizer_state_dicts(path), strict=True):
-        optimizer.load_state_dict(state)
-    for mine, theirs in zip(*([each.state_dict() for each in both] for both in (optimizers, other)), strict=True):
-        assert mine["param_groups"] == theirs["param_groups"]
-        for index, values in mine["state"].items():
-            assert values.keys() == theirs["state"][index].keys()
-            assert all(torch.equal(value, theirs["state"][index][key]) for key, value in values.items())
 
 
 def test_another_model_or_other_groups_are_refused(tmp_path):

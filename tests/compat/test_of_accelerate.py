@@ -34,9 +34,7 @@ def test_prepared_and_registered_objects_are_listed(accelerator):
 def test_a_prepared_scheduler_or_loader_is_listed(accelerator):
     assert of_accelerate.schedulers_and_loaders(accelerator) == []
     loader = accelerator.prepare(torch.utils.data.DataLoader([1, 2]))
-    assert of_accelerate.schedulers_and_loaders(accelerator) == [loader], (
-        f"{ACCELERATE}: _dataloaders is gone; used to check that a checkpoint has everything"
-    )
+    assert of_accelerate.schedulers_and_loaders(accelerator) == [loader], f"{ACCELERATE}: _dataloaders is gone"
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
     scheduler = accelerator.prepare(torch.optim.lr_scheduler.ConstantLR(optimizer))
     assert of_accelerate.schedulers_and_loaders(accelerator) == [scheduler, loader]

@@ -52,9 +52,7 @@ def test_a_module_compiled_in_place_is_recognized():
 def test_an_optimizer_that_reads_found_inf_is_recognized():
     parameters = [nn.Parameter(torch.zeros(2))]
     fused = torch.optim.AdamW(parameters, fused=True)
-    assert of_torch.reads_found_inf(fused), (
-        f"{TORCH}: Optimizer._step_supports_amp_scaling is gone; used to skip a step without waiting for a GPU"
-    )
+    assert of_torch.reads_found_inf(fused), f"{TORCH}: Optimizer._step_supports_amp_scaling is gone"
     other = torch.optim.RMSprop(parameters)
     assert not of_torch.reads_found_inf(other)
     of_torch.declare_found_inf(other, True)

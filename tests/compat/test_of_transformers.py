@@ -26,9 +26,7 @@ def test_the_attention_of_a_model_is_identified_by_its_name():
     assert name == "sdpa", f"{TRANSFORMERS}: config._attn_implementation is gone; used to replace the attention"
     model.set_attn_implementation("eager")
     assert of_transformers.attention_name(model.config) == "eager"
-    assert of_transformers.takes_registered_attention(model), (
-        f"{TRANSFORMERS}: _supports_attention_backend is gone; used to check whether the attention can be replaced"
-    )
+    assert of_transformers.takes_registered_attention(model), f"{TRANSFORMERS}: _supports_attention_backend is gone"
 
 
 def test_the_attention_is_found_by_its_name():
@@ -51,9 +49,8 @@ def test_only_the_named_parameters_are_drawn_anew():
     before = copy.deepcopy(model.state_dict())
     of_transformers.draw_anew(model, ["classifier.weight", "classifier.bias"])
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert changed == {"classifier.weight"}, (  # the bias is zero before and after
-        f"{TRANSFORMERS}: _is_hf_initialized does not protect weights; used to draw a new last layer"
-    )
+    # The bias is zero before and after.
+    assert changed == {"classifier.weight"}, f"{TRANSFORMERS}: _is_hf_initialized does not protect weights"
 
 
 @pytest.mark.parametrize("drawn", [[], ["bert.pooler.dense.weight", "classifier.weight"]])

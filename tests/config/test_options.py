@@ -43,16 +43,12 @@ def test_a_recipe_inherits_what_the_fields_mean_and_adds_its_own() -> None:
         for meaning in (Meaning.NOT_IN_RESULT, Meaning.CHOOSES_MODEL, Meaning.MAY_GROW, Meaning.MAY_DIFFER):
             assert fields_with(Options, meaning) <= fields_with(config_class, meaning)
         assert fields_with(DataOptions, Meaning.NAMES_DATA) <= fields_with(config_class, Meaning.NAMES_DATA)
+        kinds = (Meaning.NOT_IN_RESULT, Meaning.CHOOSES_MODEL, Meaning.MAY_GROW)
+        assert sum(len(fields_with(config_class, kind)) for kind in kinds) == len(fields_with(config_class, *kinds))
     added = {name for each in RECIPES for name in fields_with(each, Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA)}
     added -= fields_with(DataOptions, Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA)
     images = {"train_dir", "validation_dir", "cache", "channels_last"}
     assert added == images | {"kept_micro_batches", "prepared_data", "cache_gb", "corpus_file"}
-
-
-def test_no_field_has_two_meanings_for_a_resumed_run() -> None:
-    for config_class in RECIPES:
-        kinds = (Meaning.NOT_IN_RESULT, Meaning.CHOOSES_MODEL, Meaning.MAY_GROW)
-        assert sum(len(fields_with(config_class, kind)) for kind in kinds) == len(fields_with(config_class, *kinds))
 
 
 # The command line
@@ -70,11 +66,6 @@ def test_flags_override_the_file_and_the_file_overrides_defaults(tmp_path: Path)
     config = parse(Config, ["--config", str(tmp_path / "run.yaml"), "--seed", "2"])
     assert (config.learning_rate, config.mixed_precision, config.checkpointing_steps) == (0.001, "no", "500")
     assert (config.seed, config.max_length) == (2, 128)
-
-
-def test_argv_defaults_to_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["nlp.py", "--seed", "5"])
-    assert parse(Options).seed == 5
 
 
 def test_an_alternative_resets_the_other_one_unless_both_are_given(tmp_path: Path) -> None:
@@ -127,30 +118,15 @@ def test_help_lists_every_flag_and_parsing_imports_no_heavy_package(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"learning_rate": -1e-3}, "--learning_rate -0.001: must be above 0"),
         ({"learning_rate": math.nan}, "--learning_rate nan: expected a number or None"),
         ({"learning_rate": "1e-3"}, "--learning_rate '1e-3': expected a number or None"),
         ({"seed": True}, "--seed True: expected a whole number"),
-        ({"seed": -1}, "--seed -1: must be at least 0"),
         ({"seed": 10**23}, f"--seed {10**23}: must be at most {2**31 - 1}"),
-        ({"max_length": 0}, "--max_length 0: must be at least 1"),  # a field of the subclass
-        ({"mlm_probability": 1.5}, "--mlm_probability 1.5: must be between 0 and 1"),
-        ({"learning_rate": 0}, "--learning_rate 0: must be above 0"),
-        ({"peak_tflops": 0.0}, "--peak_tflops 0.0: must be above 0"),
-        ({"report_to": ("wandb", "none")}, "--report_to wandb none: give trackers, each once, or only none"),
-        ({"report_to": ("wandb", "wandb")}, "--report_to wandb wandb: give trackers, each once, or only none"),
-        (
-            {"report_to": "mlflow"},
-            "--report_to ('mlflow',): expected one of none, wandb, tensorboard, trackio, or several",
-        ),
-        ({"report_to": ()}, "--report_to : give trackers, each once, or only none"),
         (
             {"adam_beta1": 0.5, "optim": "sgd"},
             "--adam_beta1 0.5 has no effect without --optim adamw or muon: give both, or neither",
         ),
-        ({"optim": "adam"}, "--optim 'adam': expected one of adamw, sgd"),
         ({"text_column_names": ["text", 1]}, "--text_column_names ('text', 1): expected a string, or several"),
-        ({"checkpointing_steps": "0"}, "--checkpointing_steps '0': expected epoch, no, or a number of steps"),
         ({"checkpointing_steps": "often"}, "--checkpointing_steps 'often': expected epoch, no, or a number of steps"),
     ],
 )
@@ -158,32 +134,14 @@ def test_check_refuses_a_value_in_one_line(changed: dict[str, Any], message: str
     assert runs.refusal(check, Config(**changed)) == message
 
 
-LIMITS = {  # of flags of a recipe
-    "above 0": "learning_rate adam_epsilon",
-    "above 0 and at most 1": "min_crop_area",
-    "above 0 and below 1": "ema_decay mlm_probability",
-    "above 1": "rope_theta",
-    "at least 0": "weight_decay max_grad_norm dataloader_num_workers",
-    "at least 0 and below 1": "adam_beta2 label_smoothing",
-    "at least 1": "global_batch_size num_train_epochs save_total_limit max_length hidden_sizes depths",
-    "between 0 and 0.5": "hue",
-    "between 0 and 1": "color_jitter random_erasing random_replace_prob warmup_ratio",
-    "between 1 and 4": "rand_augment",
-    "between 1 and 30": "ra_magnitude",
-    "between 1 and 99": "validation_split_percentage",
-}
-
-
 @pytest.mark.parametrize("config_class", RECIPES, ids=lambda one: one.__module__)
 def test_every_recipe_refuses_numbers_beyond_each_of_their_limits(config_class: type[Options]) -> None:
-    expected = {name: limits for limits, names in LIMITS.items() for name in names.split()}
     for name, hint in command_line.field_types(config_class).items():
         kind = command_line.kind(hint)
         number = kind.__args__[0] if getattr(kind, "__origin__", None) is tuple else kind
         if number not in (int, float):
             continue
         limits = limits_of(config_class).get(name) or Limits(least=1 if number is int else 0)
-        assert str(limits) == expected.get(name, str(limits)), name
         beyond = [bound for bound in (limits.above, limits.below) if bound is not None]
         beyond += [bound + by for bound, by in ((limits.least, -1), (limits.most, 1)) if bound is not None]
         for value in map(number, beyond):
@@ -196,12 +154,8 @@ def test_every_recipe_refuses_numbers_beyond_each_of_their_limits(config_class: 
     [
         ({"warmup_steps": 0}, "--warmup_steps 0", "--warmup_ratio 0.06"),
         ({"dataset_name": "glue", "train_file": "a.csv"}, "--dataset_name glue", "--train_file a.csv"),
-        ({"dataset_config_name": "mrpc"}, "--dataset_config_name mrpc", "--dataset_name"),
-        ({"validation_file": "b.csv"}, "--validation_file b.csv", "--train_file"),
         ({"hub_model_id": "me/x"}, "--hub_model_id me/x", "--push_to_hub"),
         ({"early_stopping_patience": 2}, "--early_stopping_patience 2", "--metric_for_best_model"),
-        ({"load_best_model_at_end": True}, "--load_best_model_at_end True", "--metric_for_best_model"),
-        ({"greater_is_better": False}, "--greater_is_better False", "--metric_for_best_model"),
         ({"gradient_accumulation_steps": 4}, "--gradient_accumulation_steps 4", "--per_device_train_batch_size"),
         ({"global_batch_size": None}, "--global_batch_size None", "--gradient_accumulation_steps"),
         ({"micro_batches_per_step": 300}, "--micro_batches_per_step 300", "--global_batch_size 256"),
@@ -216,23 +170,6 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
     message = runs.refusal(check, Config(**changed))
     assert message.startswith(first)
     assert second in message
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"weight_decay": 0, "max_grad_norm": 0.0, "seed": 0, "dataloader_num_workers": 0},
-        {"warmup_ratio": None, "warmup_steps": 0},
-        {"warmup_ratio": 1.0},
-        {"checkpointing_steps": "500"},
-        {"early_stopping_patience": 1, "metric_for_best_model": "loss", "greater_is_better": False},
-        {"global_batch_size": None, "gradient_accumulation_steps": 4, "per_device_train_batch_size": 8},
-        {"micro_batches_per_step": 32, "per_device_train_batch_size": 8},
-        {"push_to_hub": True},
-    ],
-)
-def test_check_accepts_valid_settings(changed: dict[str, Any]) -> None:
-    check(Config(**changed))
 
 
 # The learning rate

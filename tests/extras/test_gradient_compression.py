@@ -10,7 +10,6 @@ import pytest
 import runs
 import torch
 
-from shared.config import options
 from shared.errors import UserError
 from shared.extras import gradient_compression, profiling
 from shared.options.extra_options import ExtraOptions
@@ -44,10 +43,9 @@ def test_gradients_are_sent_once_per_step_for_any_number_of_micro_batches(launch
         assert calls["c10d::allreduce_"] == 2 * STEPS
 
 
-@pytest.mark.parametrize(("compressed", "most"), [("bf16", 2e-2), ("fp16", 2e-3)])
-def test_compression_changes_the_weights_only_by_rounding(launched, compressed, most):
-    between = runs.distance(runs.weights(launched[compressed]), runs.weights(launched["none"]))
-    assert 0 < between < most
+def test_compression_changes_the_weights_only_by_rounding(launched):
+    for compressed, most in (("bf16", 2e-2), ("fp16", 2e-3)):
+        assert 0 < runs.distance(runs.weights(launched[compressed]), runs.weights(launched["none"])) < most
 
 
 def test_a_profile_has_a_trace_and_a_table_per_process(launched):
@@ -59,9 +57,9 @@ def test_a_profile_has_a_trace_and_a_table_per_process(launched):
     assert rows - header - 1 == profiling.MOST_EXPENSIVE
 
 
-def hook_result(gradient, dtype, monkeypatch):
-    """What the hook returns to two processes with the same gradient, and the tensors that it sends."""
-    sent = []
+def test_the_hook_sends_half_the_bytes_and_returns_the_mean_of_a_sum_that_would_overflow_in_place(monkeypatch):
+    """Two processes have the same gradient."""
+    sent, gradient = [], torch.tensor([60000.0, 0.1])
 
     def all_reduce(tensor, async_op):
         sent.append(tensor.clone())
@@ -72,28 +70,12 @@ def hook_result(gradient, dtype, monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    expected = gradient.half().float()
     bucket = SimpleNamespace(buffer=lambda: gradient)
-    return gradient_compression.average_in(dtype)(None, bucket).wait(), sent
-
-
-def test_the_hook_sends_half_the_bytes_and_returns_the_mean_in_place(monkeypatch):
-    gradient = torch.randn(1000)
-    expected = gradient.to(torch.bfloat16).float()
-    result, (sent,) = hook_result(gradient, torch.bfloat16, monkeypatch)
-    assert sent.element_size() == 2
+    result = gradient_compression.average_in(torch.float16)(None, bucket).wait()
+    assert sent[0].element_size() == 2
     assert result is gradient
-    assert torch.equal(result, expected)
-
-
-def test_the_hook_divides_before_it_casts_so_that_a_sum_within_range_stays_finite(monkeypatch):
-    result, _ = hook_result(torch.tensor([60000.0]), torch.float16, monkeypatch)
-    assert result.item() == pytest.approx(60000, rel=1e-3)
-
-
-def test_compression_affects_the_result_and_profiling_does_not():
-    stored = options.plain(ExtraOptions())
-    assert set(options.differences(stored, ExtraOptions(gradient_compression="bf16"))) == {"gradient_compression"}
-    assert not options.differences(stored, ExtraOptions(profile=3, peak_tflops=2.0))
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=0)
 
 
 def test_compression_is_refused_under_fsdp(monkeypatch):

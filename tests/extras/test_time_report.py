@@ -23,10 +23,8 @@ def test_seconds_cover_the_steps_and_the_evaluations_and_checkpoints_between_the
 def test_the_table_reads_as_a_sentence_that_adds_up():
     output = breakdown([{"step": 100, **LINE, "mfu": 0.31, "padding": 0.02, "peak_memory_bytes": 3 * 2**20}])
     first, facts = output.splitlines()
-    assert (
-        first
-        == "  where 50.0 s went: 60 % compute, 10 % data, 20 % communication, 4 % optimizer, 6 % outside the model"
-    )
+    shares = "60 % compute, 10 % data, 20 % communication, 4 % optimizer, 6 % outside the model"
+    assert first == f"  where 50.0 s went: {shares}"
     assert facts == "  MFU 31 %, padding 2.0 %, peak memory 3 MiB per process"
 
 
@@ -42,28 +40,9 @@ def test_the_table_reads_as_a_sentence_that_adds_up():
     ],
 )
 def test_skipped_updates_are_reported_at_the_end_with_the_loss_scale_of_fp16(summary, expected):
+    assert not breakdown([{"step": 1, "loss": 2.0}]), "nothing was timed"
     without = breakdown([{"step": 100, **LINE}])
     assert breakdown([{"step": 100, **LINE}, {"step": 100, "train_runtime": 1.0, **summary}]) == without + expected
-
-
-def test_after_a_resume_on_another_number_of_processes_only_the_time_since_then_counts():
-    before = [{"step": i, **LINE, "processes": 2, "slowest_process": 1.0, "padding": 0.4} for i in (10, 200)]
-    resumed = {"step": 300, **LINE, "communication": 0.0, "forward_backward": 0.8, "timed_steps": 90, "processes": 1}
-    later = {"step": 400, **LINE, "communication": 0.0, "forward_backward": 0.8, "padding": 0.0, "processes": 1}
-    said = breakdown([*before, resumed, {"step": 300, "eval_loss": 0.1}, later])
-    assert said.startswith(
-        "  where 95.0 s on 1 process went: 80 % compute, 10 % data, 4 % optimizer, 6 % outside the model"
-    )
-    assert "behind" not in said
-    assert "gradients of other processes" not in said
-    assert "padding" in said
-    assert "computation is on padding" not in said
-    assert "gradients of other processes" in breakdown([{"step": 200, **LINE, "communication": 0.3}])
-
-
-def test_a_run_without_times_has_no_table():
-    assert not breakdown([])
-    assert not breakdown([{"step": 1, "loss": 2.0}])
 
 
 def test_a_slow_process_is_named_with_the_number_of_readings_it_was_behind():

@@ -9,14 +9,10 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ResNetConfig,
     ResNetForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from shared.compat import of_accelerate
@@ -27,11 +23,6 @@ TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
 MODELS = {
     "bert": (lambda: BertForMaskedLM(BertConfig(**TEXT)), ["BertLayer"] * 3),
     "modernbert": (lambda: ModernBertForMaskedLM(ModernBertConfig(**TEXT)), ["ModernBertEncoderLayer"] * 3),
-    "distilbert": (
-        lambda: DistilBertForSequenceClassification(DistilBertConfig(dim=16, hidden_dim=32, n_layers=2, n_heads=2)),
-        ["TransformerBlock"] * 2,
-    ),
-    "vit": (lambda: ViTForImageClassification(ViTConfig(**SIZES, image_size=16, patch_size=8)), ["ViTLayer"] * 3),
     "resnet": (
         lambda: ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])),
         ["ResNetStage"] * 2,
@@ -63,12 +54,10 @@ def test_layers_that_share_a_parameter_have_none_or_have_no_forward_are_not_unit
 
 
 def test_a_layer_with_two_names_for_one_parameter_is_a_unit():
-    layers = nn.ModuleList(nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.Linear(2, 2)}) for _ in range(2))
-    blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)) for _ in layers)
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
     for block in blocks:
-        block[2].weight = block[0].weight
+        block[1].weight = block[0].weight
     assert units(nn.ModuleDict({"layers": blocks})) == [*blocks]
-    assert torch.equal(blocks[0][0].weight, blocks[0][2].weight)
 
 
 def shard_convolutions(accelerator, folder):

@@ -27,6 +27,17 @@ def strict_json(text):
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.fixture
+def start(accelerator, tmp_path):
+    """Begin the log of a run in `tmp_path` at a step, as a run does."""
+
+    def start(step=0):
+        cut_metrics(tmp_path / "metrics.jsonl", step)
+        return Log(accelerator, tmp_path, step, 1000)
+
+    return start
+
+
 # metrics.jsonl
 
 
@@ -45,42 +56,13 @@ def test_every_value_is_on_disk_at_once_as_valid_json_and_is_read_back_unchanged
         assert type(back[key]) is type(value)
 
 
-def test_a_resumed_run_writes_the_same_file_as_an_uninterrupted_one(start, tmp_path):
-    def train(log, first, last):
-        for step in range(first + 1, last + 1):
-            log.write(step, {"loss": 1 / step, "grad_norm": math.inf if step == 3 else 1.0})
-
-    whole = start()
-    train(whole, 0, 9)
-    whole.write(9, {"train_runtime": 1.0})
-    expected = (tmp_path / "metrics.jsonl").read_bytes()
-
-    train(start(), 0, 7)  # killed while it writes step 8
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "lo')
-    resumed = start(step=5)
-    train(resumed, 5, 9)
-    resumed.write(9, {"train_runtime": 1.0})
-    assert (tmp_path / "metrics.jsonl").read_bytes() == expected
-
-    more = start(step=9)  # a finished run continues: its summary is removed
-    assert all("train_runtime" not in line for line in read_metrics(tmp_path / "metrics.jsonl"))
-    more.write(10, {"loss": 0.1})
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [*range(1, 10), 10]
-
-
-def test_a_new_run_begins_with_an_empty_file(start, tmp_path):
-    start().write(0, {"eval_accuracy": 0.1})
-    start()
-    assert read_metrics(tmp_path / "metrics.jsonl") == []
-
-
-@given(st.lists(st.integers(1, 20), max_size=12), st.integers(1, 20), st.integers(1, 40))
+@given(st.lists(st.integers(1, 20), max_size=12), st.integers(0, 20), st.integers(1, 40))
 def test_a_cut_keeps_exactly_the_complete_lines_up_to_the_step(tmp_path_factory, steps, step, torn):
     file = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     texts = [json.dumps({"step": one, "loss": 1.5, "order": number}) for number, one in enumerate(steps)]
+    summary = json.dumps({"step": 1, "train_runtime": 3.0})  # of a finished run, which goes on
     last = json.dumps({"step": 1, "loss": 2.5})
-    file.write_text("".join(text + "\n" for text in texts) + last[: min(torn, len(last) - 1)])
+    file.write_text("".join(text + "\n" for text in (*texts, summary)) + last[: min(torn, len(last) - 1)])
     cut_metrics(file, step)
     assert file.read_text() == "".join(text + "\n" for text, one in zip(texts, steps, strict=True) if one <= step)
 
@@ -89,11 +71,8 @@ def test_a_crash_during_the_cut_leaves_the_old_file(tmp_path, monkeypatch):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2}\n')
 
-    def crash(*_):
-        raise OSError("killed")
-
-    monkeypatch.setattr(Path, "replace", crash)
-    with pytest.raises(OSError, match="killed"):
+    monkeypatch.setattr(Path, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         cut_metrics(file, 1)
     assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
 

@@ -59,13 +59,10 @@ def test_samples_tokens_and_waiting_are_reported_per_second_since_the_last_readi
     figures = watch.read()
     assert figures["samples_per_second"] == 12 / 2
     assert figures["data_wait"] == 0
-
-
-def test_without_lengths_tokens_per_second_are_not_reported(accelerator):
     watch = monitor(accelerator, lengths=None)
     run_step(watch, plan(lengths=None, num_samples=40).micro_batches(0))
+    clock[0] = 107.0
     assert "tokens_per_second" not in watch.read()
-    assert "train_tokens_per_second" not in watch.summary(2.0)
 
 
 def digest(accelerator, steps, order=1, **values):
@@ -105,12 +102,11 @@ def test_the_digest_changes_with_a_sample_its_epoch_or_its_step(accelerator):
 def test_a_restored_monitor_reports_the_same_as_an_uninterrupted_one(accelerator, clock, stop):
     """It is saved at a logging step (4) or between two of them; the update of step 2 is skipped."""
 
-    def run(watch, first, last, stops=False):
+    def run(watch, first, last):
         figures = []
         for step in range(first, last):
-            run_step(
-                watch, plan(max_tokens=150).micro_batches(step), 1 / (step + 1), SKIPPED if step == 2 else WENT_WELL
-            )
+            pieces, skipped = plan(max_tokens=150).micro_batches(step), SKIPPED if step == 2 else WENT_WELL
+            run_step(watch, pieces, 1 / (step + 1), skipped)
             clock[0] += 1
             if step % 2 == 1:
                 figures.append(watch.read())
@@ -126,15 +122,6 @@ def test_a_restored_monitor_reports_the_same_as_an_uninterrupted_one(accelerator
         assert [f[key] for f in figures] == [f[key] for f in expected]
     assert [f["loss"] for f in figures] == pytest.approx([f["loss"] for f in expected], rel=1e-6)
     assert second.summary(10.0) == whole.summary(10.0)
-
-
-def test_the_state_is_plain_json_and_reading_it_changes_nothing(accelerator):
-    watch = monitor(accelerator)
-    run_step(watch, plan().micro_batches(0), 2.0, SKIPPED)
-    state = watch.state()
-    assert json.loads(json.dumps(state)) == state
-    assert watch.state() == state
-    assert watch.read()["loss"] == pytest.approx(2)
 
 
 def test_the_summary_covers_the_whole_run(accelerator):
@@ -202,20 +189,12 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_name_the_last_good_checkpo
         watch.refuse_divergence(str(tmp_path))
 
 
-def test_nine_skipped_updates_in_a_row_do_not_end_the_run_even_several_times(accelerator, tmp_path):
-    watch = monitor(accelerator)
-    skip(watch, ([1] * 9 + [0]) * 3)
-    assert watch.read()["skipped_updates"] == 27
-    watch.refuse_divergence(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("pattern", "read_after", "expected"),
     [
         ([1] * 9, None, "9 steps in a row"),  # a short run in which every update was skipped
-        ([1], None, "1 steps in a row"),
         ([0] * 3 + [1] * 6 + [1] * 5, 9, "11 steps in a row"),  # some of them after the last reading
-        ([1] * 9 + [0], None, None),
+        (([1] * 9 + [0]) * 3, None, None),
         ([0] + [1] * 9, None, "warning: the updates of the last 9 of 10 steps were skipped"),
     ],
 )
@@ -227,6 +206,7 @@ def test_a_run_that_ends_in_skipped_updates_fails_or_prints_a_warning(
     if read_after:
         watch.read()
         watch.refuse_divergence(str(tmp_path))
+        watch = monitor(accelerator, state=watch.state())  # resumed
         skip(watch, pattern[read_after:])
     if expected and "warning" not in expected:
         with pytest.raises(UserError, match=expected):
@@ -235,20 +215,6 @@ def test_a_run_that_ends_in_skipped_updates_fails_or_prints_a_warning(
         watch.refuse_divergence(str(tmp_path), len(pattern))
         assert capsys.readouterr().err.startswith(expected or "")
         assert bool(expected) == (pattern[-1] == 1)
-
-
-def test_skipped_updates_in_a_row_are_counted_across_a_resume_until_an_update_is_finite(accelerator, tmp_path):
-    """The checkpoint keeps the number of updates skipped in a row."""
-    watch = monitor(accelerator)
-    skip(watch, [1] * 9)
-    watch = monitor(accelerator, state=watch.state())
-    skip(watch, [1])
-    watch.read()
-    with pytest.raises(UserError, match="10 steps in a row"):
-        watch.refuse_divergence(str(tmp_path))
-    skip(watch, [0])
-    watch.read()
-    watch.refuse_divergence(str(tmp_path))
 
 
 def train(accelerator, folder):

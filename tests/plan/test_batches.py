@@ -1,5 +1,6 @@
-"""A plan has each sample once per epoch, keeps the budget, follows from the config, and computes any step directly."""
+"""A plan has each sample once per epoch, keeps the budget, follows from the config, and does not copy the data."""
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from shared.datasets import splits
+from shared.datasets.splits import share_of_each
 from shared.errors import UserError
-from shared.plan.batches import Plan, evaluation_batches
+from shared.plan import batches
+from shared.plan.batches import Plan
 from shared.plan.cutting import Budget, cut_points
 from shared.plan.draws import hash64, permutation
 
@@ -43,13 +47,21 @@ def shares(plan, step):
 
 
 @settings(max_examples=150, deadline=None)
-@given(plans())
-def test_all_processes_together_have_every_sample_exactly_once_per_epoch(arguments):
-    plan = Plan(**arguments)
-    seen = Counter()
+@given(plans(), st.integers(0, 50))
+def test_all_processes_together_have_every_sample_exactly_once_per_epoch_and_each_computes_any_step(arguments, one):
+    plan, rank = Plan(**arguments), arguments["num_processes"] - 1
+    seen, steps = Counter(), []
     for step in range(plan.total_steps):
-        for micro_batch in (m for mine in shares(plan, step) for m in mine if m.counted):
+        steps.append(shares(plan, step))
+        for micro_batch in (m for mine in steps[-1] for m in mine if m.counted):
             seen.update(zip(micro_batch.epochs.tolist(), micro_batch.samples.tolist(), strict=True))
+    one %= plan.total_steps
+    direct = Plan(**arguments, process_index=rank).micro_batches(one)
+    parts = [
+        [(m.index, m.samples.tolist(), m.epochs.tolist(), m.last) for m in found]
+        for found in (direct, steps[one][rank])
+    ]
+    assert parts[0] == parts[1]
     epochs, n = arguments["num_epochs"], len(arguments["lengths"])
     assert seen == Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(n)})
 
@@ -156,19 +168,6 @@ def test_of_a_billion_samples_only_some_lengths_are_read_to_compare_the_steps():
     assert Lengths.read < 17_000
 
 
-@given(plans(), st.integers(0, 50))
-@settings(max_examples=50, deadline=None)
-def test_a_step_does_not_depend_on_earlier_calls(arguments, step):
-    fresh, used = Plan(**arguments), Plan(**arguments)
-    step %= fresh.total_steps
-    for earlier in range(step):
-        used.micro_batches(earlier)
-    a, b = fresh.micro_batches(step), used.micro_batches(step)
-    assert [(m.index, m.samples.tolist(), m.epochs.tolist()) for m in a] == [
-        (m.index, m.samples.tolist(), m.epochs.tolist()) for m in b
-    ]
-
-
 @given(
     st.lists(st.integers(1, 5_000), min_size=1, max_size=100),
     st.integers(0, 3_000),
@@ -219,33 +218,18 @@ def test_idle_time_of_two_processes_is_small():
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.integers(1, 500), min_size=1, max_size=100),
-    st.integers(1, 9),
-    st.integers(0, 2000),
-    st.booleans(),
-    st.booleans(),
-)
-def test_evaluation_counts_every_sample_once(lengths, processes, slack, equal_counts, packed):
-    lengths = np.array(lengths)
-    budget = int(lengths.max()) + slack
-    everyone = [
-        evaluation_batches(
-            lengths,
-            budget,
-            None,
-            num_processes=processes,
-            process_index=rank,
-            equal_counts=equal_counts,
-            packed=packed,
-        )
-        for rank in range(processes)
-    ]
+@given(plans(), st.integers(0, 20), st.sampled_from([7, 1 << 20]))
+def test_an_evaluation_counts_every_sample_once_also_in_blocks(arguments, padding, block):
+    lengths, budget = arguments["lengths"], arguments["max_tokens"] and arguments["max_tokens"] + padding
+    arguments |= {"max_tokens": budget}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "BLOCK", block)
+        plans_ = [Plan(**arguments, process_index=rank) for rank in range(arguments["num_processes"])]
+        everyone = [[*plan.evaluation(lengths, lambda part: part + padding)] for plan in plans_]
     counted = [m.samples for mine in everyone for m in mine if m.counted]
     assert sorted(np.concatenate(counted).tolist()) == list(range(len(lengths)))
-    assert all(size_of(lengths[ids], packed) <= budget for ids in counted)
-    if equal_counts:
-        assert len({len(mine) for mine in everyone}) == 1
+    assert all(size_of(lengths[ids] + padding, arguments["packed"]) <= 2 * (budget or np.inf) for ids in counted)
+    assert not arguments["equal_counts"] or len({*map(len, everyone)}) == 1
 
 
 def test_packed_micro_batches_are_full_and_even():
@@ -291,3 +275,75 @@ def test_max_steps_may_exceed_an_epoch_and_every_batch_is_full():
 def test_settings_without_a_plan_are_refused(settings_, expected):
     with pytest.raises(UserError, match=expected):
         Plan(**settings_, seed=0, global_batch_size=2, num_epochs=1)
+
+
+BILLION = 10**9
+
+
+def mapped(folder, count):
+    """A sparse file of `count` lengths, which takes no space on disk."""
+    path = folder / "lengths"
+    with path.open("wb") as file:
+        file.truncate(4 * count)
+    return np.memmap(path, np.int32, "r").view(np.ndarray)
+
+
+def test_a_plan_takes_the_memory_of_a_step(tmp_path):
+    lengths = mapped(tmp_path, BILLION // 10)  # in the time of a test; benchmarks/scale.py reads a billion
+    sizes = {"global_batch_size": 4096, "num_epochs": 2, "max_tokens": 16_384, "num_processes": 2}
+    tracemalloc.start()
+    try:
+        plan = Plan(lengths=lengths, weights=lengths, padded=lambda lengths: lengths + 20, longest=0, seed=0, **sizes)
+        steps = [0, plan.total_steps // 2, plan.total_steps - 1]
+        samples = [m.samples for step in steps for m in plan.micro_batches(step)]
+        no_lengths = Plan(num_samples=BILLION, seed=0, global_batch_size=64, num_epochs=1).micro_batches(7)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+    assert sum(map(len, samples)) > 4096
+    assert sum(len(m.samples) for m in no_lengths) == 64
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.sampled_from([np.int32, np.uint16, np.int64]))
+def test_lengths_of_any_kind_give_the_same_plan(lengths, kind):
+    """Padded by the plan, from the smallest type and with a known longest sample, or all that in advance."""
+    wide = np.array(lengths)
+    settings_ = {"seed": 5, "global_batch_size": 7, "num_epochs": 1, "max_tokens": 600}
+    later = {"padded": lambda lengths: lengths + lengths % 2, "longest": int(wide.argmax())}
+    first, other = [
+        [(m.index, m.samples.tolist()) for step in range(plan.total_steps) for m in plan.micro_batches(step)]
+        for plan in (Plan(lengths=wide + wide % 2, **settings_), Plan(lengths=wide.astype(kind), **later, **settings_))
+    ]
+    assert first == other
+
+
+def test_a_known_longest_sample_is_checked_against_the_budget_and_none_is_searched_for():
+    class NotSearched(np.ndarray):
+        def argmax(self, *_):
+            raise AssertionError
+
+    lengths = np.array([10, 60, 5]).view(NotSearched)
+    sizes = {"seed": 0, "global_batch_size": 2, "num_epochs": 1}
+    with pytest.raises(UserError, match="which has 64 tokens: raise it to 64 or more"):
+        Plan(lengths=lengths, longest=1, padded=lambda lengths: lengths + 4, **sizes, max_tokens=63)
+    Plan(lengths=lengths, **sizes)
+
+
+def test_rows_are_chosen_and_held_out_without_memory_for_each_of_them(tmp_path, monkeypatch):
+    count = 1 << 20
+    monkeypatch.setattr(splits, "BLOCK", 1 << 14)
+    monkeypatch.setattr(splits, "SORTED", 1 << 16)
+    targets = np.memmap(tmp_path / "targets", np.int64, "w+", shape=(count,))
+    targets[::3] = 1
+    held_out = np.memmap(tmp_path / "held_out", np.bool_, "w+", shape=(count,))
+    tracemalloc.start()
+    try:
+        share_of_each(targets, 10, 0, held_out)
+        splits.hash_limit(count, count // 10, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 << 20, "one int64 for each row takes 8 MiB"
+    assert held_out.sum() == pytest.approx(count / 10, abs=2)

@@ -1,9 +1,13 @@
-"""The loader yields exactly the plan's samples, with the same random numbers on any process or worker."""
+"""The loader yields the samples of the plan with the same random numbers anywhere, reads ahead, ends its workers."""
 
+import gc
+import multiprocessing
 import random
+import sys
 
 import numpy as np
 import pytest
+import runs
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
@@ -111,3 +115,103 @@ def test_dropout_depends_on_seed_step_and_micro_batch_and_not_on_earlier_draws()
     others = [draw(1, 1, 2), draw(0, 2, 2), draw(0, 1, 3), draw(0, 2, 1)]
     assert first not in others
     assert draw(0, 1, 2) == first
+
+
+SCRIPT = """
+import multiprocessing, time
+import psutil, torch
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
+
+
+def outlive(pids):
+    workers = pids.get()
+    psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)])
+    time.sleep(0.5)
+    print(f"survived {len(workers)} workers\\n", end="", flush=True)
+
+
+pids = multiprocessing.Queue()
+before, after = (multiprocessing.Process(target=outlive, args=(pids,)) for _ in range(2))
+before.start()
+plan = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9)
+loader = Loader(range(10), plan, torch.tensor, torch.device("cpu"), 2)
+next(loader.micro_batches(0))
+workers = [process.pid for process in multiprocessing.active_children() if process != before]
+after.start()
+for _ in range(2):
+    pids.put(workers)
+raise RuntimeError("in a step")
+"""
+
+
+def test_child_processes_of_the_user_survive_and_the_workers_end():
+    """The user starts one child before the workers, and one after them."""
+    done = runs.run([sys.executable, "-c", SCRIPT], timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == 2 * "survived 2 workers\n"
+    assert done.stderr.endswith("RuntimeError: in a step\n")
+
+
+def test_a_loader_ends_its_workers_when_it_is_closed_deleted_or_read_again():
+    others = set(multiprocessing.active_children())
+    loader = Loader(range(10), Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9), torch.tensor, CPU, 2)
+    next(loader.micro_batches(0))
+    first = set(multiprocessing.active_children()) - others
+    next(loader.micro_batches(5))
+    second = set(multiprocessing.active_children()) - others
+    assert len(first) == len(second) == 2
+    assert not first & second
+    loader.close()
+    assert set(multiprocessing.active_children()) == others
+    next(loader.micro_batches(0))
+    gc.disable()
+    try:
+        del loader
+    finally:
+        gc.enable()
+    assert set(multiprocessing.active_children()) == others
+
+
+class Elsewhere(Dataset):
+    """Notes the samples that were asked for ahead, and how many of them had been when one was read."""
+
+    samples_ahead = 20
+
+    def __init__(self):
+        self.asked, self.read = [], []
+
+    def __len__(self):
+        return 100
+
+    def prefetch(self, samples):
+        self.asked += samples.tolist()
+
+    def read_micro_batch(self, samples, epochs):
+        self.read += samples.tolist()
+        assert self.asked[: len(self.read)] == self.read
+        return len(self.asked) - len(self.read)
+
+
+@pytest.mark.parametrize("rows", [5, 50], ids=["small micro-batches", "micro-batches larger than the window"])
+def test_the_next_samples_are_asked_for_in_the_order_of_the_plan(rows):
+    data = Elsewhere()
+    plan = Plan(num_samples=100, seed=1, global_batch_size=50, num_epochs=2, max_samples=rows)
+    loader = Loader(data, plan, lambda ahead: ahead, torch.device("cpu"))
+    pairs = [pair for step in range(plan.total_steps) for pair in loader.micro_batches(step)]
+    planned = [m.samples for step in range(plan.total_steps) for m in plan.micro_batches(step)]
+    assert data.read == data.asked == np.concatenate(planned).tolist()
+    ahead = [found for _, found in pairs]
+    assert min(ahead[: -20 // rows - 1]) >= min(data.samples_ahead, rows)
+    assert max(ahead) <= max(data.samples_ahead, rows)
+    assert ahead[-1] == 0
+
+
+def test_a_step_out_of_order_begins_anew():
+    data = Elsewhere()
+    plan = Plan(num_samples=100, seed=1, global_batch_size=10, num_epochs=1)
+    loader = Loader(data, plan, lambda ahead: ahead, torch.device("cpu"))
+    list(loader.micro_batches(0))
+    data.asked, data.read = [], []
+    ((micro_batch, _),) = loader.micro_batches(7)
+    assert data.read == micro_batch.samples.tolist() == plan.micro_batches(7)[0].samples.tolist()

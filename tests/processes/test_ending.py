@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -30,8 +29,8 @@ class Left(BaseException):
 
 @pytest.fixture
 def leaving(monkeypatch, tmp_path):
-    """Record exits, waits and signal handlers instead of performing them; `on_sleep` is called during each wait."""
-    seen = SimpleNamespace(codes=[], waited=0.0, handlers={}, on_sleep=lambda: None)
+    """Record exits and waits instead of performing them; `on_sleep` is called during each wait."""
+    seen = SimpleNamespace(codes=[], waited=0.0, on_sleep=lambda: None)
 
     def leave(code):
         seen.codes.append(code)
@@ -44,7 +43,7 @@ def leaving(monkeypatch, tmp_path):
     monkeypatch.setattr(ending, "exit_now", leave)
     monkeypatch.setattr(command, "exit_now", leave)
     monkeypatch.setattr(ending, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seen.waited, time=time.time))
-    monkeypatch.setattr(signal, "signal", seen.handlers.__setitem__)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(signals, "listen", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -97,25 +96,6 @@ def test_a_single_process_does_not_wait(leaving, monkeypatch, tmp_path):
     refuse(monkeypatch, 0)
     assert leaving.waited == 0
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("end", ["rank 0 fails", "the launcher ends it"])
-def test_an_error_is_printed_once_if_rank_0_ends_without_it_and_another_process_has_the_same(
-    leaving, monkeypatch, capsys, end
-):
-    def refuse_and_end():
-        terminate = leaving.handlers[signal.SIGTERM]
-        leaving.on_sleep = lambda: of_rank(monkeypatch, 0, 1)
-        refuse(monkeypatch, 2)
-        if end == "the launcher ends it":
-            terminate(signal.SIGTERM, None)
-
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    leaving.on_sleep = refuse_and_end
-    refuse(monkeypatch, 1)
-    assert capsys.readouterr().err == "error: --seed x: give a number\n"
-    assert {*leaving.codes} == {2}
-    assert leaving.waited < 1
 
 
 @pytest.mark.parametrize(
@@ -192,16 +172,13 @@ def test_a_lost_connection_is_reported_in_one_line_with_the_process_that_ended_i
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert ending.peer_behind(ValueError("Connection closed by peer")) is None
     assert ending.peer_behind(RuntimeError("a shape that does not fit")) is None
-    peer = ending.peer_behind(gloo)
-    assert peer.code == 1
-    assert re.fullmatch(r"the connection to another process is lost \(.*Connection closed .*\): see .*", peer.line)
+    assert ending.peer_behind(gloo).line.startswith("the connection to another process is lost (")
 
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     own = ending.identity()
     ending.known.processes = [own, own | {"pid": dead.pid, "host": "there"}]
     peer = ending.peer_behind(gloo)
-    assert peer.code == 1
     assert peer.line.startswith(f"rank 1 (process {dead.pid} on there) has ended without a message: it was killed")
     ending.known.processes[1]["machine"] = "another"  # there, this id belongs to another process
     assert ending.peer_behind(gloo).line.startswith("the connection to another process is lost")

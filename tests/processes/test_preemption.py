@@ -193,7 +193,9 @@ def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninter
         assert [line.get(key) for line in ours] == [line.get(key) for line in theirs], key
 
 
-def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_again(recipe, texts, tmp_path, monkeypatch):
+def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_again(
+    recipe, texts, tmp_path, monkeypatch, capsys
+):
     flags = [*texts, *FLAGS, "--eval_steps", 2, "--early_stopping_patience", 1]
     flags += ["--metric_for_best_model", "loss", "--learning_rate", 10]
     with monkeypatch.context() as patch:
@@ -202,6 +204,7 @@ def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_agai
             runs.train(recipe, tmp_path / "run", *flags)
     stopped = max(resuming.complete(tmp_path / "run"))
     assert stopped < STEPS
+    assert f"early stopping after step {stopped}: 1 evaluation without a better result" in capsys.readouterr().out
     runs.train(recipe, tmp_path / "run", *flags)
     assert max(resuming.complete(tmp_path / "run")) == stopped
     assert runs.metrics(tmp_path / "run")[-1]["step"] == stopped

@@ -24,15 +24,11 @@ from shared.run import resume
 
 
 @pytest.fixture(autouse=True)
-def without_pauses(monkeypatch):
+def started(monkeypatch):
+    """The runs of this test, without pauses, whose threads end with it."""
     monkeypatch.setattr(mirror, "POLL", 0.005)
     monkeypatch.setattr(mirror, "BETWEEN_ATTEMPTS", 0.005)
     RemoteFolder("s3://bucket", "").reopen()  # the server of another test had another port
-
-
-@pytest.fixture(autouse=True)
-def started(monkeypatch):
-    """The runs of this test, whose threads end with it."""
     found = []
     yield found
     for run in found:
@@ -56,16 +52,13 @@ class Run:
 
     def start(self):
         """Start as a run does, up to its first step."""
-        self.open()
-        self.mirror.prepared(self)
-        self.mirror.begun(self)
-        return self
-
-    def open(self):
         self.output.mkdir(exist_ok=True)
         (self.output / folder_lock.NAME).touch()
         self.mirror.opened(self)
         self.mirror.folder_locked()
+        self.mirror.prepared(self)
+        self.mirror.begun(self)
+        return self
 
     def save(self, step, best=None, copied=True):
         """Save a checkpoint, and wait until the mirror has it."""
@@ -121,10 +114,10 @@ def steps_in(folder):
     return sorted(int(path.name[5:]) for path in folder.glob("step_0*"))
 
 
-def same(one, other, step):
-    return all(
-        (folders.path_of(one, step) / f).read_bytes() == (other / f"step_{step:08d}" / f).read_bytes() for f in FILES
-    )
+def same(output, folder, step):
+    """Whether the mirror has the checkpoint of a run."""
+    ours, theirs = folders.path_of(output, step), folder / f"step_{step:08d}"
+    return all((ours / file).read_bytes() == (theirs / file).read_bytes() for file in FILES)
 
 
 def wait_until(condition):
@@ -155,23 +148,20 @@ def test_a_checkpoint_is_copied_and_loaded_where_the_folder_has_none(start, fold
 
 def test_a_copy_that_ends_after_any_write_leaves_the_older_checkpoint_the_newest(start, folder, monkeypatch):
     start().save(3)
-    write, left = RemoteFolder.write, []
+    write, left = RemoteFolder.write, [0]
 
     def dying(store, name, pieces):
-        if len(left) > 1:
-            write(store, name, pieces)
-        elif left:
-            write(store, name, [next(iter(pieces))[:2]])
-        if len(left) <= 1:
-            left.clear()
+        left[0] -= 1
+        if left[0] >= 0:
+            write(store, name, pieces if left[0] else [next(iter(pieces))[:2]])
+        if left[0] <= 0:
             raise OSError("the process is killed here")
-        left.pop()
 
     for writes in range(1, 5):  # two files of the checkpoint, the log and the manifest; the last one is cut
         monkeypatch.setattr(RemoteFolder, "write", write)
         run = start(f"run {writes}")
         monkeypatch.setattr(RemoteFolder, "write", dying)
-        left[:] = [None] * writes
+        left[0] = writes
         run.save(4, copied=False)
         wait_until(lambda run=run: run.mirror.copies.problem)
         run.end()
@@ -190,22 +180,15 @@ def test_a_checkpoint_damaged_in_the_mirror_is_skipped_with_a_line_and_written_a
         run.save(step)
     run.end()
     names = {step: folder / f"step_{step:08d}" for step in range(1, 7)}
-    runs.flip_a_bit(names[6] / "part/0")
-    runs.truncate(names[5] / "part/0")
-    (names[4] / "part/0").unlink()
+    for step, damage in ((6, runs.flip_a_bit), (5, runs.truncate), (4, Path.unlink)):
+        damage(names[step] / "part/0")
     runs.truncate(names[3] / "manifest.json")
-    (names[2] / "state.json").write_bytes(b"0" * (names[2] / "state.json").stat().st_size)
+    runs.flip_a_bit(names[2] / "state.json")
     new = start("new machine", save_total_limit=None)
     assert new.steps() == [1]
     lines = [line for line in capsys.readouterr().err.splitlines() if "is skipped" in line]
-    reasons = [
-        "part/0 is damaged",
-        *["part/0 is missing or damaged"] * 2,
-        "its manifest cannot be read",
-        "state.json is",
-    ]
-    for step, line, reason in zip((6, 5, 4, 3, 2), lines, reasons, strict=True):
-        assert line.startswith(f"checkpoint file://{folder}/step_{step:08d} is skipped: {reason}")
+    for step, line in zip((6, 5, 4, 3, 2), lines, strict=True):
+        assert line.startswith(f"checkpoint file://{folder}/step_{step:08d} is skipped: ")
     new.save(6)
     assert same(new.output, folder, 6)
     shutil.rmtree(names[1])
@@ -245,19 +228,6 @@ def test_checkpoints_of_the_folder_come_first_if_they_are_intact_and_as_new(star
     assert same(run.output, folder, 5)
 
 
-def restore_on_one_of_two_machines(accelerator, folder):
-    """The steps in this machine's folder after a start; both had the checkpoint 3, and rank 1 was replaced."""
-    run = Run(folder / f"machine {accelerator.process_index}", f"file://{folder}/mirror", save_on_each_node=True)
-    run.accelerator = accelerator
-    run.open()
-    return run.steps()
-
-
-def test_a_replaced_machine_gets_the_checkpoint_that_the_others_have(start, tmp_path):
-    start("machine 0", save_on_each_node=True).save(3)
-    assert runs.in_group(restore_on_one_of_two_machines, 2, tmp_path, machines=True) == [[3], [3]]
-
-
 # Rotation
 
 
@@ -278,19 +248,19 @@ def test_the_mirror_keeps_the_checkpoints_of_the_folder_and_files_of_others(star
     assert new.steps() == [3, 5], "the newest one, and the best one that it refers to"
 
 
-def test_the_best_checkpoint_is_copied_before_one_that_refers_to_it(start, folder, monkeypatch):
+@pytest.mark.parametrize(("intact", "copied"), [(True, [1, 3]), (False, [3])])
+def test_the_best_checkpoint_is_copied_before_one_that_refers_to_it_unless_it_is_damaged(
+    start, monkeypatch, intact, copied
+):
     names, write = [], RemoteFolder.write
     run = start(load_best_model_at_end=True)
     run.end()
-    for step in (1, 2, 3):
-        run.save(step, best=1, copied=False)
+    saved = [run.save(step, best=1, copied=False) for step in (1, 2, 3)]
+    if not intact:
+        runs.flip_a_bit(saved[0] / "part/0")
     monkeypatch.setattr(RemoteFolder, "write", lambda store, name, _: (names.append(name), write(store, name, _)))
-    again = start(load_best_model_at_end=True)
-    assert again.mirror.copies.wait(30) == ""
-    assert [name for name in names if name.endswith("manifest.json")] == [
-        "step_00000001/manifest.json",
-        "step_00000003/manifest.json",
-    ]
+    assert start(load_best_model_at_end=True).mirror.copies.wait(30) == ""
+    assert [name for name in names if "manifest" in name] == [f"step_0000000{step}/manifest.json" for step in copied]
 
 
 # A store that fails
@@ -305,6 +275,7 @@ def test_an_outage_is_one_warning_and_afterwards_the_newest_checkpoint_is_copied
         attempts.append(None)
         raise OSError("Service Unavailable")
 
+    where = f"--mirror_checkpoints file://{folder}"
     for steps in ((2, 3), (4, 5)):
         monkeypatch.setattr(RemoteFolder, "write", failing)
         attempts.clear()
@@ -314,45 +285,27 @@ def test_an_outage_is_one_warning_and_afterwards_the_newest_checkpoint_is_copied
         monkeypatch.setattr(RemoteFolder, "write", write)
         assert run.mirror.copies.wait(30) == ""
         wait_until(lambda: not run.mirror.copies.problem)
+        warning, over = capsys.readouterr().err.splitlines()
+        assert warning.startswith(f"warning: {where} cannot be written (OSError: Service Unavailable): the training ")
+        assert over == f"{where} has step_0000000{steps[1]}: it can be written again"
     assert steps_in(folder) == [1, 3, 5]
-    where = f"--mirror_checkpoints file://{folder}"
-    warning = (
-        f"warning: {where} cannot be written (OSError: Service Unavailable): the training goes on, and the newest "
-    )
-    assert [line.partition("checkpoint is tried")[0] for line in capsys.readouterr().err.splitlines()] == [
-        *(warning, f"{where} has step_00000003: it can be written again"),
-        *(warning, f"{where} has step_00000005: it can be written again"),
-    ]
 
 
-def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_a_warning(start, folder, capsys):
+@pytest.mark.parametrize(("damage", "problem"), [(runs.flip_a_bit, "is damaged"), (Path.unlink, "cannot be read")])
+def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_a_warning(start, folder, capsys, damage, problem):
     run = start()
     run.end()
-    runs.flip_a_bit(run.save(1, copied=False) / "part/0")
+    damage(run.save(1, copied=False) / "part/0")
     run = start()
-    assert run.mirror.copies.wait(0.2) == "step_00000001 could not be copied (Damaged: part/0 is damaged)"
-    run.end()
-    (run.save(2, copied=False) / "part/0").unlink()
-    run = start()
-    wait_until(lambda: "part/0 cannot be read (No such file or directory)" in run.mirror.copies.problem)
-    assert run.mirror.copies.problem.endswith("raise --save_total_limit or --checkpointing_steps")
-    assert "manifest.json" not in files_in(folder, 1) | files_in(folder, 2)
-    assert capsys.readouterr().err.count("cannot be written (Damaged: part/0 is damaged)") == 1
-    run.save(3)
-    assert files_in(folder, 3) == {*FILES}
-
-
-def test_a_damaged_best_checkpoint_does_not_hold_up_the_newest(start, folder):
-    run = start(load_best_model_at_end=True)
-    run.end()
-    runs.flip_a_bit(run.save(1, best=1, copied=False) / "part/0")
-    run.save(2, best=1, copied=False)
-    assert start(load_best_model_at_end=True).mirror.copies.wait(30) == ""
+    assert f"step_00000001 could not be copied (Damaged: part/0 {problem}" in run.mirror.copies.wait(0.2)
+    assert capsys.readouterr().err.count(f"cannot be written (Damaged: part/0 {problem}") == 1
+    run.save(2)
+    assert files_in(folder, 2) == {*FILES}
     assert "manifest.json" not in files_in(folder, 1)
 
 
 def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder, monkeypatch, capsys):
-    run = start()
+    run, write = start(), RemoteFolder.write
     monkeypatch.setattr(RemoteFolder, "write", lambda *_: (_ for _ in ()).throw(OSError("Service Unavailable")))
     monkeypatch.setattr(mirror, "PATIENCE_AT_END", 0.2)
     monkeypatch.setattr(mirror, "PATIENCE_AT_SIGNAL", 0.1)
@@ -367,6 +320,9 @@ def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder,
     capsys.readouterr()
     run.mirror.closed()
     assert capsys.readouterr().err == f"warning: {expected}; it is in {run.output}\n"
+    monkeypatch.setattr(RemoteFolder, "write", write)
+    start().mirror.closed()  # a new start tries again, and a signal waits for the upload
+    assert steps_in(folder) == [1]
 
 
 def test_a_thread_ends_with_the_lock_of_the_folder(start):
@@ -379,7 +335,6 @@ def test_a_thread_ends_with_the_lock_of_the_folder(start):
 
 
 def test_the_mirror_of_another_run_is_refused_and_nothing_is_copied(start, folder, tmp_path):
-    """test_mirrored_runs.py has other settings."""
     run = start()
     run.save(3)
     where = f"--mirror_checkpoints file://{folder}"
@@ -390,6 +345,10 @@ def test_the_mirror_of_another_run_is_refused_and_nothing_is_copied(start, folde
     other = Run(tmp_path / "other", f"file://{folder}")
     other.progress.data = ["c"]
     assert refusal(other.start) == f"{where} holds a run with other data: name another URL for a new run"
+    assert refusal(start, "other", seed=1) == (
+        f"{where} holds a run with other settings (--seed was 0, is 1): use the old values to resume it, or another "
+        "URL for a new run"
+    )
     start("third", logging_steps=3, resume_from_checkpoint="out/checkpoints/step_00000001")
     assert not (tmp_path / "third/checkpoints").exists(), "this run asks for a checkpoint of its own"
 
@@ -399,24 +358,17 @@ def test_a_mirror_that_cannot_be_used_is_one_line(start, monkeypatch):
     assert refusal(start, url="s4://b/x") == f"--mirror_checkpoints s4://b/x {check}: Protocol not known: s4"
     assert "is given with a password" in refusal(start, url="s3://me:secret@host/x")
 
-    def answer(method, path, key):
-        return (403, "AccessDenied") if path.startswith(DENIED[-1]) and method == DENIED[0] else None
-
-    with S3Server("bucket", answer=answer) as server:
+    denied = []
+    with S3Server("bucket", answer=lambda *request: (403, "AccessDenied") if request[0] in denied else None) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         start(url="s3://bucket/run").save(1)
-        for url, denied, reason in (
-            ("s3://nowhere/run", ("", ""), "The specified bucket does not exist"),
-            ("s3://bucket/run", ("PUT", "/bucket"), "AccessDenied"),
-            ("s3://bucket/run", ("POST", "/bucket"), "AccessDenied"),
-            ("s3://bucket/run", ("GET", "/bucket"), "AccessDenied"),
-        ):
-            DENIED[:] = denied
-            assert refusal(start, "new", url=url) == f"--mirror_checkpoints {url} {check}: {reason}"
-
-
-DENIED = ["", ""]
+        nowhere = f"--mirror_checkpoints s3://nowhere/run {check}: The specified bucket does not exist"
+        assert refusal(start, "new", url="s3://nowhere/run") == nowhere
+        for method in ("PUT", "POST", "GET"):
+            denied[:] = [method]
+            problem = refusal(start, "new", url="s3://bucket/run")
+            assert problem == f"--mirror_checkpoints s3://bucket/run {check}: AccessDenied"
 
 
 def test_credentials_that_expire_are_read_again(start, monkeypatch, tmp_path):

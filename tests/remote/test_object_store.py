@@ -1,6 +1,5 @@
 """Reading from a URL: errors that pass are retried, and errors that stay are one line."""
 
-import sys
 from types import SimpleNamespace
 
 import fsspec
@@ -106,10 +105,3 @@ def test_a_server_without_ranges_is_refused(folder, monkeypatch):
     monkeypatch.setattr(RangeServer, "_content", lambda *_: (200, CONTENT))
     with RangeServer(folder) as server:
         assert "the server ignores ranges of bytes" in refusal(server.url, "a", range(5))
-
-
-def test_a_missing_client_or_an_unknown_kind_of_url_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
-    assert "s3://bucket/x/a cannot be read (ImportError: Install s3fs to access S3" in refusal("s3://bucket/x", "a")
-    assert "cannot be read (ValueError: Protocol not known: s4)" in refusal("s4://bucket/x", "a")

@@ -139,15 +139,14 @@ def test_the_report_as_it_is_has_no_error_and_follows_the_color_scheme(chromium,
 
 
 LONG = "a-very-long-name-without-any-space-" * 5
-ODD = {
-    "nan": [{"step": step, **TRAINING, "loss": "NaN", "grad_norm": "Infinity"} for step in range(1, 9)],
-    "one step": [{"step": 1, **TRAINING}, {"step": 1, "eval_loss": 0.5, "eval_accuracy": 1.0}],
-    "no evaluation": [{"step": step, **TRAINING, "loss": 1 / step} for step in range(1, 5000)],
-    "large values": [{"step": step * 10**7, **TRAINING, "grad_norm": 10.0**step, "loss": 1e9} for step in range(9)],
-}
+ODD = [
+    [{"step": step, **TRAINING, "loss": "NaN", "grad_norm": "Infinity"} for step in range(1, 9)],
+    [{"step": 1, **TRAINING}, {"step": 1, "eval_loss": 0.5, "eval_accuracy": 1.0}],
+    [{"step": step * 10**7, **TRAINING, "grad_norm": 10.0**step, "loss": 1e9} for step in range(9)],
+]
 
 
-@pytest.mark.parametrize("lines", [pytest.param(lines, id=name) for name, lines in ODD.items()])
+@pytest.mark.parametrize("lines", ODD, ids=["nan", "one step", "large values"])
 def test_the_report_of_an_odd_run_with_a_thousand_classes_and_a_hostile_text_fits(chromium, tmp_path, lines):
     rng = np.random.default_rng(0)
     names = [f"{LONG}{i}" for i in range(1000)]

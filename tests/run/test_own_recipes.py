@@ -1,5 +1,7 @@
-"""Recipes of one's own: a run averages batch norm by itself, and refuses a wrong loss and misnamed scores."""
+"""Recipes of one's own: batch norm is averaged, a wrong loss and misnamed scores are refused, as is another shared/."""
 
+import os
+import shutil
 import sys
 
 import pytest
@@ -70,3 +72,22 @@ def test_a_misnamed_score_is_refused_at_the_first_evaluation_and_no_work_is_lost
     train([])
     evaluated = [line["step"] for line in runs.metrics(tmp_path / "run") if "eval_r2" in line]
     assert evaluated == [3, 6]
+
+
+@pytest.mark.parametrize("recipe", ["x.py", "recipes/x.py"])
+def test_a_recipe_refuses_an_installed_shared_if_its_own_lies_beside_its_folder(tmp_path, recipe):
+    """PYTHONPATH stands for an editable installation: both come after the folder of the recipe."""
+    shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
+    script = tmp_path / recipe
+    script.parent.mkdir(exist_ok=True)
+    shutil.copy(runs.ROOT / "docs/examples/diabetes.py", script)
+    command = [sys.executable, script, "--dry_run", "--output_dir", tmp_path / "out"]
+    installed = f"{runs.ROOT}{os.pathsep}{runs.packages_path()}"
+    found = runs.run(command, tmp_path, PYTHONPATH=installed)
+    if recipe == "recipes/x.py":
+        assert found.returncode == 2, found.stderr
+        assert f"would use {runs.ROOT / 'shared'}, which is installed in this environment" in found.stderr
+        assert f"start it with PYTHONPATH={tmp_path}" in found.stderr
+        assert "Traceback" not in found.stderr
+        found = runs.run(command, tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{installed}")
+    assert found.returncode == 0, found.stderr

@@ -34,6 +34,7 @@ Tensors = Mapping[str, Path]  # the name of each tensor, and its file
 EARLY = 20  # steps
 # Relative differences that rounding explains: at any step, and after `EARLY` steps, from where on they grow.
 EQUAL, LOSS, WEIGHTS, OPTIMIZER = (0.0, 0.0), (1e-4, 1e-5), (1e-5, 1e-5), (1e-4, 1e-4)
+TINY = 1e-150  # the difference of zeros with different signs, which are not the same bytes
 JUMP = 100  # rounding grew at most 13-fold from one reading to the next, over 2,000 steps at learning rate 1e-3
 
 
@@ -55,6 +56,7 @@ class Quantity:
         return None
 
     def row(self) -> list[str]:
+        """The name, the compared steps, the largest difference, and where the runs differ."""
         if not self.at:
             return [self.name, "not compared", "", ""]
         steps, first = [*self.at], self.differs_at()
@@ -65,6 +67,7 @@ class Quantity:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the runs of the command line, print the result, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m shared.compare", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="output folder of a run")
     parser.add_argument("--table", action="store_true", help="print a table of results, also for two runs")
@@ -142,6 +145,7 @@ def settings_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that are not equal in all runs."""
     names = dict.fromkeys(name for settings in every for name in settings)
     return [name for name in names if any(settings.get(name) != every[0].get(name) for settings in every)]
 
@@ -239,12 +243,13 @@ def difference_of(tensors_a: Tensors, tensors_b: Tensors) -> tuple[float, str]:
             a, b = file_a.get_tensor(name), file_b.get_tensor(name)
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             return math.inf, f"{name} has shape {list(a.shape)} of {a.dtype} against {list(b.shape)} of {b.dtype}"
-        if not a.is_floating_point():  # rounding does not change a counter or an index
-            if not torch.equal(a, b):
+        same = torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b)))
+        if not a.is_floating_point():
+            if not same:  # rounding does not change a counter or an index, and its size would mask the weights
                 return math.inf, f"{name} differs"
             continue
-        a, b = a.double(), b.double()
-        norm, difference = max(a.norm().item(), b.norm().item()), (a - b).norm().item()
+        norm = max(a.double().norm().item(), b.double().norm().item())
+        difference = 0.0 if same else max((a.double() - b.double()).norm().item(), TINY)
         vector = squares.setdefault(name.partition("/")[2], [0.0, 0.0])  # the moment, in a file of an optimizer
         vector[0] += difference**2
         vector[1] += norm**2
@@ -256,6 +261,7 @@ def difference_of(tensors_a: Tensors, tensors_b: Tensors) -> tuple[float, str]:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -309,6 +315,7 @@ def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation; one value alone has no deviation."""
     if len(values) < 2:
         return "".join(f"{value:.4g}" for value in values)
     return f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"

@@ -63,6 +63,7 @@ class Measured(nn.Module):
         self.logits = torch.empty(0)
 
     def forward(self, **inputs: Tensor) -> Any:
+        """The output of the model."""
         self.inputs = inputs
         began = time.perf_counter()
         output = self.model(**inputs)
@@ -189,6 +190,7 @@ def compare(prediction: Prediction, models: Mapping[str, Measured]) -> Figures:
 
 
 def table(figures: Figures) -> list[str]:
+    """The lines of a table in Markdown."""
     columns = [*next(iter(figures.values()))]
     rows = [[name, *(f"{value:.4g}" for value in figures[name].values())] for name in figures]
     return [f"| {' | '.join(row)} |" for row in (["", *columns], ["---", *("---:" for _ in columns)], *rows)]

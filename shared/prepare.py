@@ -112,6 +112,7 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
 
 
 def samples(data: object) -> str:
+    """The numbers of samples and tokens of a data set, or of images."""
     if isinstance(data, Images):
         return count_of(len(data), "image")
     lengths = getattr(data, "lengths", None)

@@ -26,6 +26,7 @@ OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
 
 @cache
 def parsed(file: Path) -> ast.Module:
+    """The syntax tree of a file."""
     return ast.parse(file.read_text())
 
 

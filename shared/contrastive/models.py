@@ -199,6 +199,7 @@ class SentenceTokenizer:
         self.tokenizer, self.config, self.width = tokenizer, config, width
 
     def save_pretrained(self, folder: Path) -> None:
+        """Write the files of the tokenizer, the list of modules and their settings."""
         tokenizer, modules, longest = self.tokenizer, MODULES, max(self.config.max_length)
         if self.config.static:
             tokenizer, modules = static_tokenizer(tokenizer), MODULES_OF_STATIC

@@ -19,6 +19,7 @@ NAMES = ("ndcg_at_10", "recall_at_10", "mrr_at_10")
 
 
 def names(dims: Sequence[int] = ()) -> tuple[str, ...]:
+    """The names of the scores that `evaluate` computes for these `dims`."""
     return (*NAMES, *(f"{NAMES[0]}_dim_{dim}" for dim in dims))
 
 

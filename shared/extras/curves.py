@@ -106,6 +106,7 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 
 def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
+    """Draw one panel."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     for label, (steps, values) in panel.series.items():

@@ -77,6 +77,7 @@ class WeightAverage(Hook):
             of_torch.copy(self.averages, self.values)
 
     def evaluate_average(self) -> dict[str, float]:
+        """The scores of the average."""
         self.exchange()
         results = self.evaluate()
         self.exchange()
@@ -86,6 +87,7 @@ class WeightAverage(Hook):
         self.exchange()
 
     def exchange(self) -> None:
+        """Exchange the average with the weights of the model."""
         for average, value in zip(self.averages, self.values, strict=True):
             kept = value.clone()
             value.copy_(average)

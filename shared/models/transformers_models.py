@@ -29,6 +29,7 @@ class TransformersExport(Export):
     """
 
     def begin(self, model: Any) -> dict[str, Callable[[Path], object]]:
+        """Merge the adapters of a model that has some."""
         return {"adapter": model.merge_adapters(model)} if hasattr(model, "merge_adapters") else {}
 
     def save(self, model: Any, weights: dict[str, Tensor], folder: Path) -> None:
@@ -43,6 +44,7 @@ class TransformersExport(Export):
         check_loads(folder, model)
 
     def header(self, config: Options, model: Any) -> list[str]:
+        """The library, and the model on the Hub from which the training started."""
         library = ["library_name: transformers"] if hasattr(model, "save_pretrained") else []
         base = config.pretrained
         return library + ([f"base_model: {base}"] if base and not Path(base).exists() else [])

@@ -77,6 +77,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Mask
 
 
 def columns_of_run(source: Source) -> pa.Table:
+    """The first columns of the output for the validation images of a run."""
     if source.table is not None:
         return without_bytes(source.table.take(pa.array(source.rows)), source.column)
     classes = pa.array(source.names).take(pa.array(source.targets))

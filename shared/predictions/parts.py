@@ -60,6 +60,7 @@ class Parts:
         self.batches = [batches[start:end] for start, end in pairwise(ends)]
 
     def path(self, part: int) -> Path:
+        """The file of a part, which may not exist yet."""
         return self.folder / f"part_{part:04d}_{self.digest}.npy"
 
     def read(self, part: int) -> Outputs | None:
@@ -230,6 +231,7 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
 
 
 def record_file(output: Path) -> Path:
+    """The JSON file that describes the predictions: model, input, settings and scores."""
     return output.with_name(output.name + ".json")
 
 
@@ -279,6 +281,7 @@ def task_of(request: Request, prediction: Prediction) -> Record:
 
 
 def digest_of(file: Path) -> str:
+    """A digest of the content of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

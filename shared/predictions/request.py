@@ -103,6 +103,7 @@ class Request:
 
     @property
     def output(self) -> Path:
+        """The file that is written."""
         return Path(self.config.predictions_file)
 
     @property

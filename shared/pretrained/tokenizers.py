@@ -119,4 +119,5 @@ def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[in
 
 
 def threads_off() -> bool:
+    """Whether TOKENIZERS_PARALLELISM turns the threads of the tokenizers library off."""
     return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() in THREADS_OFF

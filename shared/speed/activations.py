@@ -40,6 +40,7 @@ class FollowingLayerNorm(nn.LayerNorm):
 
 
 def cast(layer: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The weight and bias of a layer in this dtype."""
     return layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
 
 

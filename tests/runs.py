@@ -349,6 +349,13 @@ def load_recipe(name):
     return load(ROOT / f"recipes/{name}.py")
 
 
+def prepared(recipe, flags):
+    """The config of a command line, and what the recipe, a module or its name, loads by it."""
+    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    config = options.parse(recipe.Config, list(map(str, flags)))
+    return config, *recipe.load_data(config)
+
+
 def load(file):
     """Import a file as a module into this process."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -465,9 +472,7 @@ def write_bert_with_dropout(folder, texts):
     """Write a BERT with random weights and dropout 0.1, and the tokenizer of the tiny runs, to `folder`."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    recipe = load_recipe("nlp")
-    config = options.parse(recipe.Config, [*map(str, texts), *TINY])
-    *_, labels, tokenizer = recipe.load_data(config)
+    *_, labels, tokenizer = prepared("nlp", [*texts, *TINY])
     torch.manual_seed(0)
     head = {"num_labels": labels.num_labels, "initializer_range": 0.5}
     model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES, **head))

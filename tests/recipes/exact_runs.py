@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 from toy_data import write_tuples
 
-from shared.config import options
 from shared.images.images import collate
 from shared.optimization.optimizers import make_schedule
 from shared.plan.batches import Plan
@@ -93,12 +92,6 @@ def embedding_runs(texts, folder):
     }
 
 
-def prepared(recipe, flags):
-    """The config of a command line, and what the recipe loads by it."""
-    config = options.parse(recipe.Config, list(map(str, flags)))
-    return config, *recipe.load_data(config)
-
-
 def vector(tensors):
     """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
     return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
@@ -118,8 +111,7 @@ def write_numbered_texts(folder):
 def train_images_in_one_process():
     """A second implementation of the image recipe, for one process: ({name: parameter}, {name: running statistic})."""
     recipe = runs.load_recipe("image_classification")
-    config = options.parse(recipe.Config, [*map(str, IMAGES)])
-    train, _, augmentation = recipe.load_data(config)
+    config, train, _, augmentation = runs.prepared(recipe, IMAGES)
     model = call_recipe.with_dropout(recipe.build_model)(config, train.source.names).train()
     plan = Plan(
         num_samples=len(train), seed=0, global_batch_size=48, max_steps=IMAGE_STEPS, max_samples=12, num_epochs=None

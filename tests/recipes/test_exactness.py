@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from exact_runs import ALONE, BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE, prepared, vector
+from exact_runs import ALONE, BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE, vector
 from one_text_at_a_time import loss_of
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -140,7 +140,7 @@ def test_metrics_are_equal_on_any_number_of_processes(outputs, recipe, name):
 
 def plan_of(nlp, flags, **processes):
     """(config, training data, validation data, labels, tokenizer, plan) of a run."""
-    config, train, validation, labels, tokenizer = prepared(nlp, flags)
+    config, train, validation, labels, tokenizer = runs.prepared(nlp, flags)
     world = SimpleNamespace(**vars(ALONE) | processes)
     plan = Plan.of_run(config, world, lengths=train.lengths, packed=config.packing)
     return config, train, validation, labels, tokenizer, plan
@@ -292,7 +292,7 @@ def dense_losses(model, data, sample, epoch):
 
 
 def test_the_gradient_of_an_mlm_step_equals_that_of_its_pieces_one_at_a_time_with_all_logits(mlm, configs, mlm_outputs):
-    config, train, _, tokenizer = prepared(mlm, configs["mlm"]["gradient"])
+    config, train, _, tokenizer = runs.prepared(mlm, configs["mlm"]["gradient"])
     model = mlm.build_model(config, tokenizer)
     before = vector(model.state_dict())
     assert not config.whole_word_masking
@@ -306,7 +306,7 @@ def test_the_gradient_of_an_mlm_step_equals_that_of_its_pieces_one_at_a_time_wit
 
 
 def test_the_mlm_evaluation_equals_that_of_its_pieces_one_at_a_time(mlm, configs, mlm_outputs):
-    config, _, validation, tokenizer = prepared(mlm, configs["mlm"]["adam"])
+    config, _, validation, tokenizer = runs.prepared(mlm, configs["mlm"]["adam"])
     model = mlm.build_model(config, tokenizer)
     weights = load_file(mlm_outputs[1]["adam"] / "model/model.safetensors")
     assert set(model.state_dict()) - set(weights) == {"decoder.weight"}
@@ -326,7 +326,7 @@ def test_the_mlm_evaluation_equals_that_of_its_pieces_one_at_a_time(mlm, configs
 
 def test_the_gradient_of_an_embeddings_step_equals_that_of_one_pass_over_the_full_batch(configs, embeddings_outputs):
     recipe = runs.load_recipe("embeddings")
-    config, train, _, tokenizer = prepared(recipe, configs["embeddings"]["gradient"])
+    config, train, _, tokenizer = runs.prepared(recipe, configs["embeddings"]["gradient"])
     model = recipe.build_model(config, tokenizer)
     before = vector(model.state_dict())
     samples, epochs = Plan.of_run(config, ALONE, lengths=train.lengths, packed=True).global_batch(0)

@@ -7,8 +7,6 @@ import toy_data
 import transformers
 from safetensors.torch import load_file
 
-from shared.config import options
-
 pytestmark = pytest.mark.clusters
 ALONE = {"ACCELERATE_USE_CPU": "true"}
 SHARDED = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
@@ -42,8 +40,8 @@ def write_models(folder, recipe, loaded, processor=None, **more):
 
 def text_configs(recipe, folder, texts):
     """The flags of the runs of a text recipe, by kind of model."""
-    module, data = runs.load_recipe(recipe), toy_data.write_data(recipe, texts, folder)
-    tokenizer = module.load_data(options.parse(module.Config, [*map(str, data), *runs.TINY]))[-1]
+    data = toy_data.write_data(recipe, texts, folder)
+    *_, tokenizer = runs.prepared(recipe, [*data, *runs.TINY])
     made = {name: ["--model_type", name] for name in ("modernbert", "bert", "roberta")}
     made |= {"rows": ["--model_type", "bert", "--no_packing"]} if recipe == "nlp" else {}
     known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}

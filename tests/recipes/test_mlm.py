@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from exact_runs import prepared, vector
+from exact_runs import vector
 from safetensors.torch import load_file
 
 from shared.config import options
@@ -33,7 +33,7 @@ def trained(mlm, texts, tmp_path_factory):
 
 def test_the_masks_of_validation_text_do_not_depend_on_the_masking_flags_or_the_seed(mlm, texts):
     usual, *other = (
-        prepared(mlm, [*texts, *runs.TINY, *flags])[2]
+        runs.prepared(mlm, [*texts, *runs.TINY, *flags])[2]
         for flags in ([], ["--mlm_probability", "0.5"], ["--seed", "5"], ["--mask_replace_prob", "0.2"])
     )
     everything, epochs = np.arange(len(usual)), np.zeros(len(usual), int)
@@ -110,7 +110,7 @@ def test_a_new_model_has_the_requested_positions_and_rotary_base(kind):
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_path, kind):
     flags = [*texts, *runs.TINY, "--model_type", kind, "--optim", "muon", "--weight_decay", 0.1, "--adam_beta2", 0.98]
-    config, _, _, tokenizer = prepared(mlm, flags)
+    config, _, _, tokenizer = runs.prepared(mlm, flags)
     model = mlm.build_model(config, tokenizer)
     names = {id(p): name for name, p in model.named_parameters()}
     found = [(names[id(p)], group) for group in make_optimizer(model, config).param_groups for p in group["params"]]

@@ -14,7 +14,7 @@ from shared.pretrained.from_pretrained import POOLINGS
 @pytest.fixture(scope="module")
 def prepared(nlp, texts):
     """(labels, tokenizer) of the small data set."""
-    *_, labels, tokenizer = nlp.load_data(options.parse(nlp.Config, [*runs.TINY, *map(str, texts)]))
+    *_, labels, tokenizer = runs.prepared(nlp, [*runs.TINY, *texts])
     return labels, tokenizer
 
 

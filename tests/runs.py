@@ -11,7 +11,6 @@ import os
 import random
 import re
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from types import SimpleNamespace
 import fork_server
 import psutil
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from shared.config import options
 from shared.errors import UserError
@@ -479,21 +478,6 @@ def write_bert_with_dropout(folder, texts):
     assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.1
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
-
-
-def write_in_another_order(model, folder):
-    """Copy an exported classifier with its labels and the rows of its last layer in reverse order."""
-    shutil.copytree(model, folder)
-    settings = json.loads((folder / "config.json").read_text())
-    names = [settings["id2label"][str(i)] for i in reversed(range(len(settings["id2label"])))]
-    settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    (folder / "config.json").write_text(json.dumps(settings))
-    tensors = load_file(folder / "model.safetensors")
-    last = {name for name in tensors if name.startswith("classifier.") and len(tensors[name]) == len(names)}
-    assert len(last) == 2
-    flipped = {name: tensors[name].flip(0).contiguous() for name in last}
-    save_file(tensors | flipped, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

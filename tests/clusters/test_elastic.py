@@ -23,11 +23,20 @@ FLAGS = [
 class Host:
     """A simulated machine: its torchrun agent and workers are started and killed together."""
 
-    def __init__(self, number, hosts, folder, flags, script="clusters/torchrun_elastic.sh"):
+    def __init__(self, number, hosts, folder, flags):
         name, address = hosts[number]
         self.log = folder / f"host{number}-{time.monotonic_ns()}.log"
         recipe = runs.ROOT / "tests/clusters/paused_recipe.py"
-        command = ["sh", script, "1:2", f"{hosts[0][1]}:29511", recipe, *flags, "--output_dir", folder / "run"]
+        command = [
+            "sh",
+            "clusters/torchrun_elastic.sh",
+            "1:2",
+            f"{hosts[0][1]}:29511",
+            recipe,
+            *flags,
+            "--output_dir",
+            folder / "run",
+        ]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "OMP_"))}
         environment |= {"PROCESSES": "1", "LOCAL_ADDR": address, "GLOO_SOCKET_IFNAME": f"host{number}"}
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
@@ -71,8 +80,8 @@ def start(hosts, tmp_path):
     """A function that starts a machine; all are killed after the test."""
     started = []
 
-    def start(*arguments, **more):
-        started.append(Host(*arguments, **more))
+    def start(*arguments):
+        started.append(Host(*arguments))
         return started[-1]
 
     yield start
@@ -111,19 +120,3 @@ def test_a_run_equals_one_on_one_process_although_a_machine_dies_and_comes_back(
     assert samples[0] == samples[1]
     assert runs.distance(runs.weights(elastic), runs.weights(one)) < 1e-5
     assert {path.name for path in elastic.iterdir()} == {path.name for path in one.iterdir()}  # with no PREEMPTED left
-
-
-def test_growth_still_fails_without_the_workaround(hosts, start, texts, tmp_path):
-    """If this fails, torch has fixed the bug: then remove the workaround from clusters/torchrun_elastic.sh."""
-    text = (runs.ROOT / "clusters/torchrun_elastic.sh").read_text()
-    assert text.count("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n") == 1
-    script = tmp_path / "without.sh"
-    script.write_text(text.replace("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n", ""))
-    flags = [*map(str, FLAGS), *map(str, texts)]
-    first = start(0, hosts, tmp_path, flags, script=script)
-    wait_for(lambda: reached(tmp_path, FIRST_PAUSE, 1), [first])
-    second = start(1, hosts, tmp_path, flags, script=script)
-    wait_for(lambda: first.process.poll() is not None or reached(tmp_path, FIRST_PAUSE, 2), [first, second])
-    assert not reached(tmp_path, FIRST_PAUSE, 2), "the group has grown"
-    assert first.process.poll() != 0
-    assert "DistStoreError" in first.log.read_text()

@@ -160,25 +160,25 @@ def test_a_wrong_command_line_is_refused(argv, capsys):
 # Launched
 
 
-def shells(command, changes):
-    """Start one process per entry of `changes`, as ranks 0, 1, ..., each with its changes. Return (outputs, codes)."""
-    common = {"WORLD_SIZE": str(len(changes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
+def on_two_machines(folder, words, here=(), there=(), paths=(runs.ROOT, runs.ROOT)):
+    """Run a preflight in here/ and in there/ of `folder`, each with its flags and PYTHONPATH; return their output.
+
+    Both must end with exit code 2.
+    """
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
     common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     started = []
     try:
-        for rank, change in enumerate(changes):
-            flags = change.pop("flags", [])
-            started.append(runs.start([*command, *flags], **common | {"RANK": str(rank)} | change))
+        for rank, (name, flags) in enumerate((("here", here), ("there", there))):
+            own = {"folder": folder / name, "RANK": str(rank), "PYTHONPATH": str(paths[rank])}
+            (folder / name).mkdir(exist_ok=True)
+            started.append(runs.start([sys.executable, "-m", "shared.preflight", *words, *flags], **common | own))
         said = ["".join(shell.communicate(timeout=120)) for shell in started]
     finally:
         for shell in started:
             runs.end(shell)
-    return said, [shell.returncode for shell in started]
-
-
-def in_two_folders(command, folder):
-    """Start a process in here/ and one in there/ of `folder`; return (outputs, codes)."""
-    return shells(command, [{"folder": folder / name, "PYTHONPATH": str(runs.ROOT)} for name in ("here", "there")])
+    assert [shell.returncode for shell in started] == [2, 2], said
+    return said
 
 
 @pytest.mark.clusters
@@ -209,14 +209,7 @@ def test_differing_code_versions_and_flags_are_named_on_every_machine(tmp_path, 
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.0.1\n")
     (tmp_path / "shared/new.py").write_text("")
-    for folder in ("here", "there"):
-        (tmp_path / folder).mkdir()
-    command = [sys.executable, "-m", "shared.preflight", recipe]
-    here = {"folder": tmp_path / "here", "PYTHONPATH": str(runs.ROOT)}
-    there = {"folder": tmp_path / "there", "PYTHONPATH": str(tmp_path), "flags": ["--seed", "1"]}
-    said, codes = shells(command, [here, there])
-    assert codes == [2, 2], said
-    for one in said:
+    for one in on_two_machines(tmp_path, [recipe], there=["--seed", "1"], paths=(runs.ROOT, tmp_path)):
         assert one.count("error: ") == 1, one
         for part in (
             r"--seed is 0 on \S+ \(rank 0\), 1 on \S+ \(rank 1\)",
@@ -233,24 +226,6 @@ def test_machines_with_other_data_are_refused(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "train.csv").write_text("text,label\n" + "one,{}\ntwo,{}\n".format(*labels) * 20)
     flags = [*runs.TINY, "--train_file", "train.csv", "--output_dir", tmp_path / "run"]
-    command = [sys.executable, "-m", "shared.preflight", runs.ROOT / "recipes/nlp.py", *flags]
-    said, codes = in_two_folders(command, tmp_path)
-    assert codes == [2, 2], said
+    said = on_two_machines(tmp_path, [runs.ROOT / "recipes/nlp.py", *flags])
     host = socket.gethostname()
     assert f"error: rank 1 on {host} has other data than rank 0 on {host}: copy the files" in said[0]
-
-
-@pytest.mark.clusters
-def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_path):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "there").mkdir()
-    shutil.copy(texts[1], tmp_path / "here/train.csv")
-    flags = [*runs.TINY, "--train_file", "train.csv", "--save_on_each_node", "--output_dir", "run"]
-    said, codes = in_two_folders([sys.executable, runs.ROOT / "recipes/nlp.py", *flags], tmp_path)
-    assert codes == [2, 2], said
-    reason = "--train_file train.csv: no such file"
-    assert said[1].startswith(f"error: {reason}")
-    assert f"error: rank 1 on {socket.gethostname()} has ended: {reason}" in said[0]
-    for one in said:
-        assert one.count("rror") == 1, one
-        assert "Traceback" not in one

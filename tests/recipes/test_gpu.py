@@ -4,7 +4,6 @@ No test here needs `evaluate` or `datasets`, which a GPU machine may lack. Proce
 the packages (`runs.fork`), because a cold start takes 10 to 20 s on such a machine.
 """
 
-import json
 import os
 import signal
 import time
@@ -117,11 +116,6 @@ def test_fp16_matches_full_precision_with_the_same_updates_skipped(train, recipe
     assert losses(half) == pytest.approx(losses(full), rel=0.05)
     assert runs.training_lines(half)[-1]["samples"] == runs.training_lines(full)[-1]["samples"]
     assert torch.isfinite(runs.weights(half)).all()
-
-
-def test_fp16_keeps_its_loss_scale_in_the_checkpoint(train):
-    output = train("scaled", "--mixed_precision", "fp16", "--checkpointing_steps", "20")
-    assert json.loads((output / "checkpoints/step_00000020/state.json").read_text())["scaler"]
 
 
 @pytest.mark.parametrize(

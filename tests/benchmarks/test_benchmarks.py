@@ -10,7 +10,7 @@ import pytest
 import runs
 
 from benchmarks import checkpoints, loop_cost, peers, preparing, restart, results_table, utilisation
-from benchmarks.harness import encoder_and_texts, launching, peer_data, rounds
+from benchmarks.harness import encoder_and_texts, launching, rounds
 from recipes import nlp
 from shared.config import options
 
@@ -46,12 +46,9 @@ def test_checkpoints_of_a_small_size_are_written_and_loaded_in_each_way(monkeypa
     checkpoints.main()
     (found,) = json.loads((tmp_path / "checkpoints_large_cpu.json").read_text())["sizes"]
     assert found["gigabytes"] == pytest.approx(0.06, rel=0.2)
-    writing, reading = found["writing"], found["reading"]
-    assert [row["contestant"] for row in writing["rows"]] == [*checkpoints.WRITERS]
-    assert set(writing["speed_of_ours_against"]) == {*checkpoints.WRITERS} - {"ours"}
     ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in checkpoints.READERS]
-    assert [row["contestant"] for row in reading["rows"]] == ways
-    assert set(reading["speed_of_ours_against"]) == {"load_state cold", "load_state warm"}
+    for what, contestants in (("writing", [*checkpoints.WRITERS]), ("reading", ways)):
+        assert [row["contestant"] for row in found[what]["rows"]] == contestants
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoints_large_cpu.json"]
 
 
@@ -62,9 +59,7 @@ def test_one_and_two_processes_prepare_texts_and_images(tmp_path):
     report = json.loads((tmp_path / "preparing.json").read_text())
     kinds = [f"{kind}, {n}" for kind in preparing.KINDS for n in ("1 process", "2 processes")]
     assert [row["contestant"] for row in report["rows"]] == kinds
-    for row in report["rows"]:
-        assert min(row["seconds"], row["cpu_seconds"]) > 0
-        assert 50 < row["own_mib"] < row["peak_mib"]
+    assert all(min(row["seconds"], row["cpu_seconds"], row["own_mib"]) > 0 for row in report["rows"])
     assert len(report["comparisons"]) == 2 * len(preparing.KINDS)
 
 
@@ -74,9 +69,7 @@ def test_a_killed_process_is_noticed_and_its_work_is_done_again(monkeypatch, tmp
     monkeypatch.setattr(sys, "argv", words)
     restart.main()
     (row,) = json.loads((tmp_path / "restart.json").read_text())["rows"]
-    phases = [row[phase] for phase in restart.PHASES]
-    assert min(phases) > 0
-    assert sum(phases) == pytest.approx(row["all"])
+    assert min(row[phase] for phase in restart.PHASES) > 0
     assert row["steps"] >= restart.KILLED_AT - restart.SAVED_EVERY
     assert "resumed from step_00000020" in (tmp_path / "runs/2-0/log.txt").read_text()
 
@@ -101,35 +94,19 @@ def test_the_recipe_and_a_bare_loop_train_the_same_weights_bit_by_bit(tmp_path):
     assert report["comparisons"]["speed of ours / bare"]["median"] > 0
 
 
-@pytest.fixture
-def pretended(monkeypatch, tmp_path):
-    """Replace launches: parse the recipe's flags, write the files of a run, and collect the configs."""
-    configs = []
-
+def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(monkeypatch, tmp_path):
     def launch(processes, log, script, *words):
-        words = [str(word) for word in words]
-        config = options.parse(nlp.Config, words)
-        configs.append(config)
+        config = options.parse(nlp.Config, [str(word) for word in words])
         output = Path(config.output_dir)
-        output.mkdir(parents=True, exist_ok=True)
-        figures = {"mfu": 0.5, "tokens_per_second": 100.0 * processes, "padding": 0.1}
-        figures |= {"communication": 0.0, "step_seconds": 2.0, "loss": 1.0}
-        lines = [json.dumps({"step": step + 1} | figures) for step in range(config.max_train_steps or 1)]
-        (output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        return 1.0
+        output.mkdir(parents=True)
+        figures = {"step": 5, "mfu": 0.5, "tokens_per_second": 100.0, "padding": 0.1, "loss": 1.0}
+        (output / "metrics.jsonl").write_text(json.dumps(figures) + "\n")
 
     monkeypatch.setattr(launching, "launch", launch)
     files = {"train_file": "train.parquet", "validation_file": "validation.parquet"}
     monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: files | {"model_name_or_path": "encoder"})
-    return configs
-
-
-def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(pretended, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["utilisation.py", "--rounds", "2", "--output_dir", str(tmp_path)])
     utilisation.main()
-    report = json.loads((tmp_path / "utilisation.json").read_text())
-    assert report["comparisons"]["mfu, wide bf16"]["median"] == pytest.approx(0.5, rel=0.01)
-    assert pretended
     assert "| mfu, wide bf16 | " in (tmp_path / "utilisation.md").read_text()
 
 
@@ -156,16 +133,8 @@ def test_two_contestants_train_one_after_the_other_and_are_compared(monkeypatch,
     report = json.loads((tmp_path / "tagging.json").read_text())
     assert [row["contestant"] for row in report["rows"]] == names
     for row in report["rows"]:
-        assert min(row["processor_seconds"], row["wall_seconds"], row["rate"]) > 0
-        assert row["peak_rss_mib"] > 100
-        assert 0 < row["score"] <= 1
+        assert min(row["processor_seconds"], row["wall_seconds"], row["rate"], row["score"]) > 0
     assert [*report["comparisons"]] == [f"{what}_seconds of {names[0]} / accelerate" for what in ("processor", "wall")]
-
-
-def test_a_download_with_another_content_is_refused(tmp_path):
-    (tmp_path / "vadersentiment-3.3.2.tar.gz").write_bytes(b"other")
-    with pytest.raises(SystemExit, match=r"is not the expected file \(its SHA-256 is d9298a"):
-        peer_data.download(peer_data.REVIEWS, tmp_path)
 
 
 def test_the_page_has_the_tables_made_from_the_results():

@@ -97,9 +97,7 @@ def test_updates_of_sgd_are_the_same(changed):
     models = [torch.nn.Linear(5, 3) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [make(model, config) for make, model in zip((make_optimizer, make_plain), models, strict=True)]
-    assert [group.get("fused") for optimizer in optimizers for group in optimizer.param_groups] == [True] * 2 + [
-        None
-    ] * 2
+    assert [group.get("fused") for each in optimizers for group in each.param_groups] == [True, True, None, None]
     for _ in range(3):
         batch = torch.randn(4, 5)
         for model, optimizer in zip(models, optimizers, strict=True):

@@ -14,6 +14,7 @@ import sys
 
 import pytest
 import runs
+import toy_data
 import yaml
 from accelerate.commands.launch import launch_command_parser
 from PIL import Image
@@ -69,7 +70,6 @@ def clone(tmp_path):
     for path in runs.ROOT.iterdir():
         if path.name not in ("out", ".git", ".venv", "wandb"):
             (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "package").mkdir()
     return tmp_path
 
 
@@ -176,7 +176,7 @@ def prepared(command, folder):
         return " ".join(variables) + " " + shlex.join([*words, name, *flags]) + " &" * command.endswith(" &")
     placeholders = re.search(r"-m shared\.[\w.]+(.* [A-Z]\w* | .*[A-Z_]+$)", f"{command} ")
     elsewhere = any("MASTER_ADDR=10." in variable for variable in variables)
-    benchmark = any(re.fullmatch(r"benchmarks/\w+\.py", word) for word in words)
+    benchmark = any(word.startswith("benchmarks/") for word in words)
     missing = "shared.predict" in words and not (folder / words[words.index("shared.predict") + 1]).exists()
     if placeholders or elsewhere or benchmark or missing or "venv" in words or NOT_RUN.match(words[0]):
         return None
@@ -207,35 +207,17 @@ def test_a_notebook_cell_starts_two_processes(script, clone):
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("place", ["", "package/"], ids=["empty folder", "package"])
 @pytest.mark.parametrize("recipe", sorted(runs.ROOT.glob("recipes/*.py")), ids=lambda path: path.name)
-def test_a_recipe_trains_from_the_copy_that_its_docstring_names(recipe, place, texts, tmp_path):
+def test_a_recipe_trains_from_the_copy_that_its_docstring_names(recipe, texts, tmp_path):
     assert f"To copy: python -m shared.vendor recipes/{recipe.name} FOLDER" in recipe.read_text()
-    folder = tmp_path / (place or "copy")
-    vendor.vendor(recipe, folder)
-    if place:
-        (folder / "__init__.py").touch()
-    with (folder / "shared/errors.py").open("a") as module:
+    vendor.vendor(recipe, tmp_path / "copy")
+    with (tmp_path / "copy/shared/errors.py").open("a") as module:
         module.write('\nprint(f"imported {__file__}")\n')  # `shared` of the repository may be installed as well
-    data = [] if "train_dir" in field_types(config_class(recipe)) else texts
-    if recipe.stem == "embeddings":
-        data = [*data, "--text_column_names", "text", "label"]
-    if recipe.stem == "token_classification":
-        (tmp_path / "tagged.conll").write_text("EU B-ORG\nrejects O\nit O\n\n" * 40)
-        data = ["--train_file", tmp_path / "tagged.conll", "--stride", 8]
-    _, flags = small([], recipe, [*map(str, data), "--output_dir", str(tmp_path / "run")])
-    started = f"imported {folder}/shared/errors.py"
-    if place:  # by its path; and as a module, with its folder in PYTHONPATH
-        assert started in runs.succeed([sys.executable, f"{place}{recipe.name}", "--help"], folder=tmp_path)
-        command = [sys.executable, "-m", f"package.{recipe.stem}", *flags]
-    else:
-        command = [sys.executable, recipe.name, *flags]
-    start = tmp_path if place else folder
-    output = runs.succeed(command, folder=start, OMP_NUM_THREADS="1", PYTHONPATH=place, CUDA_VISIBLE_DEVICES="")
-    assert started in output
-    assert "global batch 8 = 1 process" in output
-    assert (tmp_path / "run/model/model.safetensors").is_file()
-    assert [line["step"] for line in runs.training_lines(tmp_path / "run")] == [1, 2]
+    data = [*toy_data.tiny(recipe.stem, texts, tmp_path), "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
+    command = [sys.executable, recipe.name, *data]
+    output = runs.succeed(command, folder=tmp_path / "copy", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    assert f"imported {tmp_path}/copy/shared/errors.py" in output
+    assert runs.training_lines(tmp_path / "run")[-1]["step"] == 2
 
 
 def test_commands_are_distinguished_from_output():

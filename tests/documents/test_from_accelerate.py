@@ -11,6 +11,7 @@ import runs
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
 PAGE = (runs.ROOT / "docs/from_accelerate.md").read_text()
@@ -71,8 +72,6 @@ def rest_of_epoch(setup, tmp_path):
     """The samples of the rest of epoch 1, in an uninterrupted run and in one resumed after 3 batches."""
 
     def build():
-        from accelerate.utils import DataLoaderConfiguration
-
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         torch.manual_seed(0)
@@ -136,11 +135,9 @@ def test_fp16_on_a_cpu_is_float32_without_a_warning(recwarn):
 
 def two_processes(accelerator, folder):
     """On 2 processes: learning rates of a prepared schedule, samples from gather_for_metrics and a prepared loader."""
-    from torch.optim.lr_scheduler import LambdaLR
-
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 8))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 8))
     optimizer, schedule = accelerator.prepare(optimizer, schedule)
     rates = []
     for _ in range(8):

@@ -17,16 +17,15 @@ from torch.nn import functional as F
 from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.fsdp.strategy import shard
-from shared.monitoring import evaluation
 from shared.monitoring.monitor import Monitor
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import Plan
-from shared.plan.loading import Loader, feed
+from shared.plan.loading import Loader
 
 CONFIG = Options(learning_rate=0.01, weight_decay=0.1, global_batch_size=8, max_grad_norm=0.2)
-SAMPLES, UNSEEN, OVERFLOW_AT = 41, 27, 2  # five steps of 8 samples and one of a single sample
-LENGTHS = np.random.default_rng(0).integers(1, 30, SAMPLES + UNSEEN)
+SAMPLES, OVERFLOW_AT = 41, 2  # five steps of 8 samples and one of a single sample
+LENGTHS = np.random.default_rng(0).integers(1, 30, SAMPLES)
 LENGTHS[:3] = 30  # long rows, so that some micro-batches have few rows and others many
 
 
@@ -45,14 +44,10 @@ class Classifier(nn.Module):
 class Sequences(torch.utils.data.Dataset):
     draws_random = False
 
-    def __init__(self, first, number):
-        self.first, self.number = first, number
-
     def __len__(self):
-        return self.number
+        return SAMPLES
 
     def __getitem__(self, row):
-        row += self.first
         return torch.arange(row, row + LENGTHS[row]) * 7 % 49 + 1, row % 3
 
 
@@ -61,10 +56,10 @@ def collate(rows):
     return nn.utils.rnn.pad_sequence(ids, batch_first=True), torch.tensor(targets)
 
 
-def train_and_evaluate(accelerator, model, sync, equal_counts):
+def train_steps(accelerator, model, sync, equal_counts):
     """The loop of a recipe, one epoch; `sync(last)` tells the model whether this backward pass communicates."""
     plan = Plan(
-        lengths=LENGTHS[:SAMPLES],
+        lengths=LENGTHS,
         seed=0,
         global_batch_size=CONFIG.global_batch_size,
         num_epochs=1,
@@ -73,15 +68,13 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
         process_index=accelerator.process_index,
         equal_counts=equal_counts,
     )
-    data, parameters = Sequences(0, SAMPLES), list(model.parameters())
-    optimizer = make_optimizer(model, CONFIG)
-    loader = Loader(data, plan, collate, accelerator.device)
+    parameters, optimizer = list(model.parameters()), make_optimizer(model, CONFIG)
+    loader = Loader(Sequences(), plan, collate, accelerator.device)
     monitor = Monitor(accelerator, LENGTHS, {})
     schedule = make_schedule(CONFIG, plan.total_steps)
-    steps, counts = [], []
+    steps = []
     for step in range(plan.total_steps):
         set_learning_rate(optimizer, schedule(step))
-        counts.append([])
         for micro_batch, (ids, targets) in loader.micro_batches(step):
             loss = F.cross_entropy(model(ids), targets, reduction="sum") * micro_batch.counted / micro_batch.step_size
             monitor.add(micro_batch, loss)
@@ -89,30 +82,12 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
                 loss = loss * torch.inf  # on one process only
             sync(micro_batch.last)
             (loss * accelerator.num_processes).backward()
-            counts[-1].append(micro_batch.counted)
         grad_norm = gradients.clip(accelerator, parameters, CONFIG.max_grad_norm)
         monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
         optimizer.zero_grad()
         figures = monitor.read()
         steps.append({"loss": figures["loss"], "samples": figures["samples"], "grad_norm": str(float(grad_norm))})
-    evaluated = []
-
-    def predict(model, micro_batch, batch):
-        ids, targets = batch
-        logits = model(ids)
-        evaluated.append(micro_batch.counted)
-        return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
-
-    batches = feed(plan.evaluation(LENGTHS[SAMPLES:]), Sequences(SAMPLES, UNSEEN), collate, accelerator.device)
-    predictions, losses, _ = evaluation.collect(accelerator, model, batches, predict, (UNSEEN,))
-    return {
-        "steps": steps,
-        "counted": counts,
-        "skipped": figures["skipped_updates"],
-        "predictions": predictions.tolist(),
-        "eval_losses": losses.tolist(),
-        "evaluated": evaluated,
-    }
+    return {"steps": steps, "skipped": figures["skipped_updates"]}
 
 
 def train_sharded(accelerator, folder):
@@ -129,7 +104,7 @@ def train_sharded(accelerator, folder):
         model = Classifier()
         shard(accelerator, model)
         is_sharded = all(isinstance(p, DTensor) for p in model.parameters())
-        result = train_and_evaluate(accelerator, model, model.set_requires_gradient_sync, equal_counts=True)
+        result = train_steps(accelerator, model, model.set_requires_gradient_sync, equal_counts=True)
         return model, result | {"sharded": is_sharded}
 
     _, offloaded = train(CPUOffloadPolicy(pin_memory=False))  # memory cannot be pinned without a GPU
@@ -155,7 +130,7 @@ def alone():
 
     torch.manual_seed(0)
     model = Classifier()
-    return train_and_evaluate(Accelerator(cpu=True), model, lambda last: None, equal_counts=False), model.state_dict()
+    return train_steps(Accelerator(cpu=True), model, lambda last: None, equal_counts=False), model.state_dict()
 
 
 def test_steps_equal_those_of_one_process_and_the_update_that_is_not_finite_is_skipped(sharded, alone):
@@ -175,20 +150,8 @@ def test_steps_equal_those_of_one_process_and_the_update_that_is_not_finite_is_s
     assert runs.distance(*vectors) < 1e-6
 
 
-def test_both_processes_have_equally_many_passes_and_the_evaluation_counts_each_sample_once(sharded, alone):
-    (main, second), _ = sharded
-    for counts in zip(main["counted"], second["counted"], strict=True):
-        assert len(counts[0]) == len(counts[1])
-    assert main["counted"][-1] != second["counted"][-1], "no process had to repeat a sample"
-    assert len(main["evaluated"]) == len(second["evaluated"])
-    assert not all(main["evaluated"] + second["evaluated"]), "no process had to repeat a sample in evaluation"
-    for result in (main, second):
-        assert result["predictions"] == alone[0]["predictions"]
-        assert result["eval_losses"] == pytest.approx(alone[0]["eval_losses"], rel=1e-5)
-
-
-def test_parameters_on_the_host_give_the_same_steps_and_predictions(sharded):
+def test_parameters_on_the_host_give_the_same_steps(sharded):
     """fsdp_offload_params, as far as a CPU can show: the same policy, with host and device in one memory."""
     for result in sharded[0]:
-        for key in ("steps", "predictions", "skipped"):
+        for key in ("steps", "skipped"):
             assert result["offloaded"][key] == result[key]

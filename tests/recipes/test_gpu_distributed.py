@@ -32,34 +32,6 @@ def test_fsdp_yaml_trains_evaluates_and_saves(texts, tmp_path, recipe, processes
     assert torch.isfinite(runs.weights(tmp_path / "fsdp")).all()
 
 
-def synchronized_norm(rank, world, folder):
-    """One step of SyncBatchNorm over gloo: each process has a share of the batch, all on one GPU."""
-    store = f"file://{folder / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).double().cuda()
-    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if world > 1 else model
-    batch = torch.randn(12, 3, 9, 9, generator=torch.Generator().manual_seed(1)).double().cuda()
-    mine = batch.tensor_split(world)[rank]
-    model(mine).square().sum().backward()
-    gradients = torch.cat([p.grad.flatten() for p in model.parameters()]).cpu()
-    torch.distributed.all_reduce(gradients)
-    if rank == 0:
-        state = {name: value.cpu() for name, value in model.state_dict().items()}
-        torch.save({"gradients": gradients, **state}, folder / f"{world}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-def test_synchronized_batch_norm_on_two_processes_equals_batch_norm_of_the_whole_batch(tmp_path):
-    for world in (1, 2):
-        (tmp_path / "store").unlink(missing_ok=True)
-        runs.fork(synchronized_norm, (world, tmp_path), world)
-    one, two = (torch.load(tmp_path / f"{world}.pt", weights_only=True) for world in (1, 2))
-    for name, expected in one.items():
-        assert torch.allclose(two[name].double(), expected.double(), rtol=1e-9, atol=1e-9), name
-
-
 @pytest.fixture(scope="module", params=["nlp", "mlm", "image_classification"])
 def shared_gpu(request, texts, tmp_path_factory):
     """The folders of runs on one process and on two that share a GPU over gloo, and the output of the two.

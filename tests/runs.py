@@ -68,14 +68,14 @@ def packages_path():
     return os.pathsep.join(folder for folder in folders if Path(folder).resolve() != ROOT)
 
 
-def start(command, folder=ROOT, **environment):
-    """Start a process in its own session, so that `end` can kill it with all its children."""
+def start(command, folder=ROOT, output=subprocess.PIPE, **environment):
+    """Start a process in its own session, so that `end` can kill it with all its children; `output` may be a file."""
     return subprocess.Popen(
         [str(word) for word in command],
         cwd=folder,
         env=environment_of_a_user(**environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         text=True,
         start_new_session=True,
     )
@@ -224,8 +224,8 @@ def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, 
     flags = {name: [*map(str, config), *every, str(folder / f"{name}-{processes}")] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
     environment = environment_of_a_user(OMP_NUM_THREADS="1") | in_one_launch(processes)
-    words = [str(ROOT / recipe), str(jobs)]
-    return begin_fork(_call_recipe, (words, log, environment | changes), processes)
+    words = [str(ROOT / "tests/call_recipe.py"), str(ROOT / recipe), str(jobs)]
+    return begin_fork(_run_script, (words, log, environment | changes), processes)
 
 
 def run_forked(processes, script, flags, folder, timeout=240, begun=lambda processes: None, **changes):
@@ -254,10 +254,6 @@ def in_one_launch(processes):
         return {}
     numbers = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     return numbers | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-
-
-def _call_recipe(rank, words, log, environment):
-    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], log, environment)
 
 
 def _run_script(rank, words, log, environment):

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -78,35 +79,6 @@ def test_a_save_that_is_due_when_the_last_one_is_done_is_measured_beside_a_copy(
     assert row["save_bytes"] > 5e7
     assert 0 < row["save_stall_ms"] < row["save_on_disk_ms"]
     assert math.isfinite(row["save_extra_ms"] + row["copy_extra_ms"])
-    assert "A save of 0.07 GB that is due when the last one is done pauses" in gpu.tables(entries([row]))
-
-
-def entries(rows, **changes):
-    """Two entries of the results file of a GPU; in the older one, every benchmark failed."""
-    at = {"device": "NVIDIA H100", "versions": {"torch": "2"}}
-    entry = {"part": "text", "machine": at, "command": "python benchmarks/gpu.py text", "left_out": []}
-    entry |= {"ceilings": {"product": 8e14, "device": 3e12, "to_host": 5e10, "to_device": 5e10}}
-    failed = [{"benchmark": name, "problem": "no memory"} for name in BENCHMARKS]
-    new = [row | changes.get(row["benchmark"], {}) for row in rows]
-    return [entry | {"date": "2026-01-02T", "rows": new}, entry | {"date": "2026-01-01T", "rows": failed}]
-
-
-def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reached(rows):
-    measured = [rows[name] for name in KINDS]
-    found = gpu.tables(entries(measured, resnet50={"rate": 6000.0, "operations": 24.5e9}))
-    assert (
-        f"| `resnet50`: ResNet-50, compiled | 6,000 images | 5,500 ✓ | 7,000 ✗ | {6000 * 24.5e9 / 989.4e12:.1%} |"
-        in found
-    )
-    assert "`bert_base` (no memory, minimum 620,000, target 750,000), " in found
-    ratio = rows["fine_tuning"]["rate"] / rows["fine_tuning_trainer"]["rate"]
-    line = next(line for line in found.splitlines() if line.startswith("| `fine_tuning` |") and "trainer" in line)
-    assert f"| {ratio:.2f} | 2 " in line
-    of_techniques = gpu.technique_tables(entries(measured))
-    assert "logits of all tokens | `bert_base` |" in of_techniques
-    assert "--activation_dtype bf16, `modernbert_base`: no memory;" in of_techniques
-    assert "A save of" in found
-    assert "- 2026-01-02: `python benchmarks/gpu.py text`" in found
 
 
 def test_the_pages_have_the_tables_made_from_the_results():
@@ -180,10 +152,8 @@ def test_operations_per_token_are_right_for_the_published_sizes():
         config = SimpleNamespace(max_length=length, model_type=kind, model_name_or_path=None)
         vars(config).update(zip(names, sizes, strict=True))
         lengths = np.full(10, length)
-        train = SimpleNamespace(lengths=lengths, masked=lengths * masked_share[kind])
-        found = run_gpu_benchmark.facts(
-            kind, config, type("Data", (), {**vars(train), "__len__": lambda _: 10})(), toy=False
-        )
+        train = mock.MagicMock(lengths=lengths, masked=lengths * masked_share[kind], __len__=lambda _: 10)
+        found = run_gpu_benchmark.facts(kind, config, train, toy=False)
         assert found["operations"] == pytest.approx(expected, rel=2e-3)
 
 
@@ -200,13 +170,12 @@ def test_the_recipes_accept_the_flags_of_every_benchmark_at_full_size(name, tmp_
     assert benchmark.warmup % gpu_benchmarks.LOGGING_STEPS == 0 < benchmark.steps - benchmark.warmup
 
 
-def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_path, monkeypatch, capsys):
+def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     row = gpu.race("resnet50", tmp_path / "cut", seconds=0.3)
     assert (row["problem"], row["lines"]) == ("cut off after 0 s", 0)
-    assert gpu.run_limited([sys.executable, "-c", "1 / 0"], tmp_path / "log", 60) == 1
     monkeypatch.setattr(gpu, "HARNESS", tmp_path)
-    (tmp_path / "run_gpu_benchmark.py").write_text("print('a line before')\n1 / 0\n")
+    (tmp_path / "run_gpu_benchmark.py").write_text("1 / 0\n")
     monkeypatch.setattr(gpu, "ceilings", lambda: {"product": 1.0})
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["benchmarks/gpu.py", "text"])
@@ -214,9 +183,6 @@ def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_
     assert not gpu.run_part("text", ["bert_base", "bert_large"], 60, file)
     (entry,) = json.loads(file.read_text())
     assert [row["problem"] for row in entry["rows"]] == ["ZeroDivisionError: division by zero"] * 2
-    printed = capsys.readouterr().out
-    assert "a line before" in printed
-    assert "ZeroDivisionError: division by zero" in printed
     assert "`bert_base` (ZeroDivisionError: division by zero, minimum" in gpu.tables([entry])
     gpu.run_part("text", [], 60, file)
     assert len(json.loads(file.read_text())) == 1, "an entry without a row is not written"

@@ -83,23 +83,6 @@ def test_the_fastest_pipeline_is_that_of_each_round():
     assert predictions.beside_the_fastest(ROWS, "rate_without_load")["rounds"] == [4.8, 7.5]
 
 
-def test_gpu_tables_have_a_sentence_with_both_rates_and_the_minimum(tmp_path):
-    (tmp_path / "predictions.json").write_text(json.dumps({"rows": ROWS}))
-    found = gpu.figures(BENCHMARKS["predictions"], tmp_path) | {"benchmark": "predictions"}
-    assert (found["rate"], found["rate_without_load"], found["pipeline_rate"]) == (1100, 1350, 200)
-    assert (found["pipeline_batch_size"], found["pipeline_workers"]) == (64, 4)
-    machine = {"device": "NVIDIA H100", "versions": {"torch": "2"}}
-    entry = {"part": "peers", "machine": machine, "command": "python benchmarks/gpu.py peers", "date": "2026-01-01T"}
-    sentences = gpu.facts([entry | {"ceilings": {}, "rows": [found], "left_out": []}])
-    assert (
-        "`python -m shared.predict` predicts 1,100 texts/s with the load of the model and 1,350 without it."
-        in sentences
-    )
-    assert "predicts 200, with a batch size of 64 and 4 loader workers." in sentences
-    assert "The ratio is 5.50 with the load and 6.75 without it (minimum 5 ✓)." in sentences
-    assert gpu.said(found).split() == ["predictions", "1,100.0", "texts/s"]
-
-
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_the_script_accepts_the_flags_that_gpu_py_gives_it_on_a_gpu(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,12 +1,10 @@
 """The scaling benchmark starts the right processes and counts correctly."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
-import runs
 
 from benchmarks import scaling
 from benchmarks.harness import limited_links
@@ -25,19 +23,6 @@ def test_rows_are_medians_and_efficiency_is_against_the_fewest_processes():
     assert two["samples_per_second_spread"] == [15, 99]
     assert (one["scaling_efficiency"], two["scaling_efficiency"]) == (1, 16 / 20)
     assert one["repeats"] == 3
-
-
-@pytest.mark.docs  # its command is in docs/performance.md
-def test_the_script_starts_the_recipe_and_writes_rows_and_a_table(tmp_path):
-    flags = "--hidden_size 32 --num_attention_heads 2 --num_hidden_layers 1 --vocab_size 500 --max_length 32"
-    words = ["--processes", 2, "--steps", 3, "--repeats", 1, "--global_batch_size", 8, "--variants", "bf16_gradients"]
-    words += ["--flags", flags, "--output_dir", tmp_path / "out"]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/scaling.py", *words])
-    (found,) = json.loads((tmp_path / "out/scaling.json").read_text())
-    assert (found["processes"], found["variant"], found["repeats"]) == (2, "bf16_gradients", 1)
-    assert found["samples_per_second"] * found["step_seconds"] == pytest.approx(8, rel=1e-6)
-    assert {*scaling.FIGURES, "scaling_efficiency", "machine", "command"} <= found.keys()
-    assert "| 2 | memory | bf16_gradients |" in (tmp_path / "out/scaling.md").read_text()
 
 
 @pytest.mark.parametrize("steps", [7, 10, 11])

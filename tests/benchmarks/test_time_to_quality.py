@@ -53,12 +53,6 @@ def test_the_table_has_ratios_to_the_first_contestant_and_p_values(report):
     assert wilcoxon == 0.25
 
 
-def test_a_contestant_that_misses_the_target_with_a_seed_is_not_compared(report):
-    report["runs"][-1] |= {"steps": None, "cpu_seconds": None}
-    assert cells(report, "other")[2:5] == ["2 of 3", "8, 8, -", "22.5"]
-    assert cells(report, "other")[6:] == ["-"] * 4
-
-
 def test_the_grid_says_which_rate_is_used_and_whether_it_is_at_the_edge(report):
     assert cells(report, "one", 1)[1] == "1: 8, 0.700; **2: 4, 0.700**; 4: 6, 0.700"
     assert cells(report, "other", 1)[1].endswith("2: never, 0.200; **4: never, 0.400** (at the edge of the grid)")

@@ -220,13 +220,6 @@ def test_a_recipe_trains_from_the_copy_that_its_docstring_names(recipe, texts, t
     assert runs.training_lines(tmp_path / "run")[-1]["step"] == 2
 
 
-def test_commands_are_distinguished_from_output():
-    block = "$ python x.py --seed 1  # one\n  processes   1\nRANK=1 torchrun \\\n    x.py &\nstep 1/2\ncd a && make b\n"
-    assert commands(block) == ["python x.py --seed 1", "RANK=1 torchrun x.py &", "cd a", "make b"]
-    assert len(CASES) > 10
-    assert len(SCRIPTS) == 2
-
-
 @pytest.mark.parametrize(
     "command",
     [

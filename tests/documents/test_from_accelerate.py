@@ -11,7 +11,6 @@ import runs
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
 PAGE = (runs.ROOT / "docs/from_accelerate.md").read_text()
@@ -68,14 +67,12 @@ def test_a_break_in_an_evaluation_loop_loses_updates_of_accumulate(batches, patt
     assert synced == pattern  # without the evaluation it is 0001000101
 
 
-def rest_of_epoch(setup, tmp_path):
-    """The samples of the rest of epoch 1, in an uninterrupted run and in one resumed after 3 batches."""
-
+def test_skip_first_batches_does_not_replay_the_order_of_a_shuffled_loader(tmp_path):
     def build():
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         torch.manual_seed(0)
-        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**setup))
+        accelerator = Accelerator(cpu=True)
         return accelerator, accelerator.prepare(DataLoader(range(64), batch_size=4, shuffle=True))
 
     accelerator, loader = build()
@@ -89,20 +86,9 @@ def rest_of_epoch(setup, tmp_path):
     accelerator, loader = build()
     accelerator.load_state(tmp_path)
     loader.set_epoch(1)
-    resumed = loader if setup.get("use_stateful_dataloader") else accelerator.skip_first_batches(loader, 3)
-    return seen[1][3:], [batch.tolist() for batch in resumed]
-
-
-def test_skip_first_batches_does_not_replay_the_order_of_a_shuffled_loader(tmp_path):
-    whole, resumed = rest_of_epoch({}, tmp_path)
-    assert len(whole) == len(resumed) == 13
-    assert not any(batch in whole for batch in resumed)
-
-
-def test_a_stateful_loader_does_not_replay_the_order_either(tmp_path):
-    whole, resumed = rest_of_epoch({"use_stateful_dataloader": True}, tmp_path)
-    assert len(whole) == 13
-    assert not any(batch in whole for batch in resumed)
+    resumed = [batch.tolist() for batch in accelerator.skip_first_batches(loader, 3)]
+    assert len(resumed) == len(seen[1][3:]) == 13
+    assert not any(batch in seen[1][3:] for batch in resumed)
 
 
 def test_non_finite_gradients_reach_the_weights():
@@ -114,14 +100,6 @@ def test_non_finite_gradients_reach_the_weights():
     optimizer.step()
     assert not accelerator.optimizer_step_was_skipped
     assert model.weight.isnan().all()
-
-
-def test_load_state_accepts_a_missing_random_state(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(torch.nn.Linear(1, 1))
-    accelerator.save_state(tmp_path)
-    (tmp_path / "random_states_0.pkl").unlink()
-    accelerator.load_state(tmp_path)
 
 
 def test_fp16_on_a_cpu_is_float32_without_a_warning(recwarn):
@@ -185,14 +163,6 @@ def test_gather_for_metrics_counts_samples_twice_or_not_at_all_when_batches_vary
 
 def test_a_prepared_loader_feeds_samples_twice_to_make_batches_even(on_two):
     assert on_two["fed"] == 12  # of 9
-
-
-@pytest.mark.docs  # it starts a launcher to test a fact about Accelerate, not about the recipes
-def test_accelerate_launch_with_cpu_starts_one_process_instead_of_two(tmp_path):
-    script = tmp_path / "count.py"
-    script.write_text("import os\nprint('started', os.environ.get('WORLD_SIZE', '1'))\n")
-    command = [runs.BIN / "accelerate", "launch", "--cpu", "--num_processes", 2, script]
-    assert re.findall(r"started (\d)", runs.succeed(command)) == ["1"]
 
 
 def test_the_page_names_every_test_of_this_file_and_no_others():

@@ -4,10 +4,6 @@ No test here needs `evaluate` or `datasets`, which a GPU machine may lack. Proce
 the packages (`runs.fork`), because a cold start takes 10 to 20 s on such a machine.
 """
 
-import os
-import signal
-import time
-
 import pytest
 import runs
 import torch
@@ -76,24 +72,20 @@ def test_convolutions_of_another_kind_train_the_same(train, flags):
     assert losses(other) == pytest.approx(losses(usual), rel=0.05)
 
 
-def noting(skipped):
-    """A change of a recipe that appends to `skipped` whether each update was skipped."""
+def at_each_update(noted, skipped=()):
+    """A change of a recipe that notes whether each update was skipped, and skips those where `skipped` is true.
 
-    def change(module):
-        step = module.step_if_finite
-        module.step_if_finite = lambda *args: skipped.append(done := step(*args)) or done
-
-    return change
-
-
-def skipping(skipped):
-    """A change of a recipe that makes the gradient norm nan, which skips the update, where `skipped` is true."""
+    A gradient norm of nan skips an update.
+    """
 
     def change(module):
         step, places = module.step_if_finite, iter(skipped)
-        module.step_if_finite = lambda accelerator, optimizer, norm: step(
-            accelerator, optimizer, torch.full_like(norm, torch.nan) if next(places) else norm
-        )
+
+        def noting(accelerator, optimizer, norm):
+            noted.append(step(accelerator, optimizer, norm * torch.nan if next(places, False) else norm))
+            return noted[-1]
+
+        module.step_if_finite = noting
 
     return change
 
@@ -102,7 +94,7 @@ def skipping(skipped):
 def test_fp16_matches_full_precision_with_the_same_updates_skipped(train, recipe, capsys):
     """The loss scale begins at 65,536. An update whose gradients overflow is skipped, and halves the scale."""
     flags = []
-    half = train("half", "--mixed_precision", "fp16", recipe=recipe, change=noting(flags))
+    half = train("half", "--mixed_precision", "fp16", recipe=recipe, change=at_each_update(flags))
     printed = capsys.readouterr().out
     skipped = [bool(flag) for flag in flags]
     count = sum(skipped)
@@ -112,7 +104,7 @@ def test_fp16_matches_full_precision_with_the_same_updates_skipped(train, recipe
     assert runs.training_lines(half)[-1]["skipped_updates"] == count
     scale = f"{count} of 40 updates were skipped, because their gradients were not finite (loss scale at the end "
     assert (f"{scale}{65536 / 2**count:,.0f})" in printed) == (count > 0)
-    full = train("full", "--mixed_precision", "no", recipe=recipe, change=skipping(skipped))
+    full = train("full", "--mixed_precision", "no", recipe=recipe, change=at_each_update([], skipped))
     assert losses(half) == pytest.approx(losses(full), rel=0.05)
     assert runs.training_lines(half)[-1]["samples"] == runs.training_lines(full)[-1]["samples"]
     assert torch.isfinite(runs.weights(half)).all()
@@ -256,26 +248,9 @@ def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "image_classification"])
-def test_with_deterministic_a_killed_and_resumed_run_is_bit_identical(texts, tmp_path, recipe):
-    data = IMAGES if recipe == "image_classification" else [*texts, *TEXT]
-    steps = 400
-    flags = [*data, "--max_train_steps", steps, "--eval_steps", steps, "--deterministic", *BF16]
-    flags += ["--checkpointing_steps", 20, "--logging_steps", 20]
-    file = f"recipes/{recipe}.py"
-    whole = runs.run_many(1, {"whole": flags}, tmp_path, file)["whole"]
-    context = runs.begin_many(1, {"killed": flags}, tmp_path, file)
-    (process,), output = context.processes, tmp_path / "killed-1"
-    try:
-        deadline = time.monotonic() + 90
-        while not list(output.glob("checkpoints/step_????????/manifest.json")):  # complete: not step_*.partial
-            assert process.is_alive(), (tmp_path / "output-1.txt").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert process.is_alive(), "the run ended before it was killed"
-        os.killpg(process.pid, signal.SIGKILL)  # with its loader's workers
-    finally:
-        process.kill()
-        process.join()
-    runs.run_many(1, {"killed": flags}, tmp_path, file)
-    assert "resumed from" in (tmp_path / "output-1.txt").read_text()
-    assert torch.equal(runs.weights(output), runs.weights(whole))
+def test_with_deterministic_a_resumed_run_is_bit_identical(train, recipe):
+    flags = ["--deterministic", *BF16, "--checkpointing_steps", 20]
+    whole = train("whole", *flags, recipe=recipe)
+    middle = whole / "checkpoints/step_00000020"
+    resumed = train("resumed", *flags, "--resume_from_checkpoint", middle, recipe=recipe)
+    assert torch.equal(runs.weights(resumed), runs.weights(whole))

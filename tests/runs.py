@@ -43,6 +43,8 @@ TINY = [
     *("--max_length", "48", "--max_tokens_per_micro_batch", "96", "--global_batch_size", "12"),
     *("--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
 ]
+FSDP = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+FSDP |= {"FSDP_RESHARD_AFTER_FORWARD": "true"}
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}  # as in TINY
 # The same for images. A step has four micro-batches, so three processes have unequal shares.
 TINY_IMAGES = [
@@ -187,20 +189,15 @@ def free_port():
             return port
 
 
-def launcher(script, module):
-    """The script of a launcher, or its module if the script is absent, as it may be if PYTHONPATH has the package."""
-    return [BIN / script] if (BIN / script).exists() else [sys.executable, "-m", module]
-
-
 def torchrun(processes, *script):
     words = ["--nproc-per-node", processes, "--master-port", free_port()]
-    return [*launcher("torchrun", "torch.distributed.run"), *words, *script]
+    return [sys.executable, "-m", "torch.distributed.run", *words, *script]
 
 
 def accelerate_launch(config, *script, flags=()):
     file, port = ROOT / f"accelerate_configs/{config}.yaml", free_port()
     words = ["launch", "--config_file", file, "--main_process_port", port, *flags, *script]
-    return [*launcher("accelerate", "accelerate.commands.accelerate_cli"), *words]
+    return [sys.executable, "-m", "accelerate.commands.accelerate_cli", *words]
 
 
 def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **environment):
@@ -475,14 +472,3 @@ def write_bert_with_dropout(folder, texts):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def mount_in_memory(folder, limits):
-    """Mount a tmpfs with limits such as size=8m at an empty folder; return the error, empty on success."""
-    mount = ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", folder]
-    return subprocess.run(mount, capture_output=True, text=True, check=False).stderr.strip()
-
-
-def unmount(folder):
-    """Unmount the file system at `folder`."""
-    subprocess.run(["umount", "-l", folder], check=True)

@@ -67,22 +67,6 @@ def test_contestants_predict_in_turns_in_one_precision_and_are_compared(tmp_path
     assert f"| {fastest} | " in (tmp_path / "predictions.md").read_text()
 
 
-def row(contestant, round_, rate, rate_without_load=None, **more):
-    return {"contestant": contestant, "round": round_, "rate": rate, "rate_without_load": rate_without_load} | more
-
-
-ROWS = [
-    *(row("ours", 0, 1000.0, 1200.0), row("ours", 1, 1200.0, 1500.0)),
-    *(row("pipeline, 16", 0, 250.0, batch_size=16, workers=0), row("pipeline, 16", 1, 100.0, batch_size=16, workers=0)),
-    *(row("pipeline, 64, 4 workers", round_, 200.0, batch_size=64, workers=4) for round_ in range(2)),
-]
-
-
-def test_the_fastest_pipeline_is_that_of_each_round():
-    assert predictions.beside_the_fastest(ROWS, "rate")["rounds"] == [4.0, 6.0]
-    assert predictions.beside_the_fastest(ROWS, "rate_without_load")["rounds"] == [4.8, 7.5]
-
-
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_the_script_accepts_the_flags_that_gpu_py_gives_it_on_a_gpu(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

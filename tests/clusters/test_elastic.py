@@ -1,7 +1,4 @@
-"""clusters/torchrun_elastic.sh: machines fail and join. Two machines are simulated by network namespaces.
-
-`make test-clusters` runs this. It needs root, for the namespaces, and iproute2, which it installs with apt if possible.
-"""
+"""clusters/torchrun_elastic.sh: machines fail and join. Two machines are simulated by network namespaces."""
 
 import os
 import sys

@@ -1,7 +1,4 @@
-"""A job of clusters/slurm/train.sbatch reaches its time limit, on a real SLURM with two nodes on this machine.
-
-`make test-clusters` runs this. It needs root, for munge, and slurm-wlm, which it installs with apt if possible.
-"""
+"""A job of clusters/slurm/train.sbatch reaches its time limit, on a real SLURM with two nodes on this machine."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""clusters/ssh.sh starts a launch on two machines (two sshd in network namespaces) and ends both together.
-
-`make test-clusters` runs this. It needs root, iproute2 and openssh-server, which it installs with apt if possible.
-"""
+"""clusters/ssh.sh starts a launch on two machines (two sshd in network namespaces) and ends both together."""
 
 import contextlib
 import os

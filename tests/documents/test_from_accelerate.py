@@ -102,15 +102,6 @@ def test_non_finite_gradients_reach_the_weights():
     assert model.weight.isnan().all()
 
 
-def test_fp16_on_a_cpu_is_float32_without_a_warning(recwarn):
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    model = accelerator.prepare(torch.nn.Linear(1, 1))
-    assert model(torch.ones(1, 1)).dtype == torch.float32
-    with accelerator.autocast():
-        assert (model.weight @ torch.ones(1, 1)).dtype == torch.float32
-    assert not [w for w in recwarn if "fp16" in str(w.message)]
-
-
 def two_processes(accelerator, folder):
     """On 2 processes: learning rates of a prepared schedule, samples from gather_for_metrics and a prepared loader."""
     model = torch.nn.Linear(1, 1)

@@ -110,25 +110,15 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.clusters)])
 @pytest.mark.parametrize("found", REFUSALS)
-def test_a_refusal_is_printed_once_ends_every_process_with_2_and_changes_no_file(
-    found, launcher, texts, alone, tmp_path
-):
+def test_a_refusal_is_printed_once_ends_every_process_with_2_and_changes_no_file(found, texts, alone, tmp_path):
     output = alone if found == "on the main process" else tmp_path / "run"
     before = runs.files(alone)
     flags, message = REFUSALS[found]
     flags = [*runs.TINY, *texts, *flags, "--output_dir", output]
-    if launcher == "torchrun":
-        done = runs.run([*runs.torchrun(2, "recipes/nlp.py"), *flags], timeout=60, CUDA_VISIBLE_DEVICES="")
-        assert done.returncode != 0
-        printed = done.stdout + done.stderr
-        codes = [int(code) for code in re.findall(r"exitcode +: (-?\d+)", done.stderr)]
-    else:
-        codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path, timeout=60)
+    codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path, timeout=60)
     assert codes == [2, 2], printed
     assert printed.count(message) == 1, printed
     assert printed.count("error: ") == 1
-    # No traceback from our files; torchrun has its own, and .venv may lie in this folder.
-    assert not any(f'File "{runs.ROOT / folder}' in printed for folder in ("shared", "recipes"))
+    assert "Traceback" not in printed
     assert runs.files(alone) == before

@@ -6,7 +6,7 @@ import call_recipe
 import runs
 import torch
 from torch.nn import functional as F
-from toy_data import write_tuples
+from toy_data import write_numbered, write_tuples
 
 from shared.images.images import collate
 from shared.optimization.optimizers import make_schedule
@@ -44,7 +44,7 @@ ALONE = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)  # sta
 def nlp_runs(texts, folder):
     """The command lines of the NLP recipe's runs, by name."""
     tiny = [*texts, *runs.TINY]
-    epochs = write_numbered_texts(folder)
+    epochs = write_numbered("nlp", folder, EPOCHS_ROWS)
     # With 1e-3, some steps enlarge rounding errors a thousand times.
     bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-4]
     return {
@@ -95,17 +95,6 @@ def embedding_runs(texts, folder):
 def vector(tensors):
     """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
     return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
-
-
-def write_numbered_texts(folder):
-    """Write 23 different training rows of several lengths and 7 validation rows; return the flags that name both."""
-    flags = []
-    for flag, rows in (("train", range(EPOCHS_ROWS)), ("validation", range(100, 107))):
-        lines = [f"{'even' if i % 2 == 0 else 'odd'},{' '.join([f'row number {i}'] * (1 + i % 4))}" for i in rows]
-        file = folder / f"{flag}.csv"
-        file.write_text("\n".join(["label,text", *lines]) + "\n")
-        flags += [f"--{flag}_file", file]
-    return flags
 
 
 def train_images_in_one_process():

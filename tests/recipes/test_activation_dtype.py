@@ -7,9 +7,7 @@ from safetensors.torch import load_file
 
 BF16 = ["--activation_dtype", "bf16", "--mixed_precision", "no"]
 FLAGS = {"plain": [], "bf16": BF16}
-CPU = {"ACCELERATE_USE_CPU": "true"}
-SHARDED = {**CPU, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
-HOW = {"two": CPU, "sharded": SHARDED}
+HOW = {"two": {"ACCELERATE_USE_CPU": "true"}, "sharded": runs.FSDP}
 
 
 @pytest.fixture(scope="module", params=["two", pytest.param("sharded", marks=pytest.mark.clusters)])

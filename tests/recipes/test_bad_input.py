@@ -39,10 +39,8 @@ REFUSED = {
         (["--prompts", "query: "], "--prompts 'query: ': give one for each of --text_column_names anchor positive"),
         (["--false_negative_margin", 3], "--false_negative_margin 3.0: must be between -2 and 2"),
         (["--static", "--pooling", "cls"], "--pooling cls: the embedding of a text by --static is the mean"),
-        (["--matryoshka_dims", 8, 8], "--matryoshka_dims 8 8: the embeddings have 32 dimensions: use different"),
         (["--label_column_name", "score", "--corpus_file", "none.csv"], "--corpus_file none.csv exclude each"),
         (["--label_column_name", "negative"], "in negative: regression needs a number"),
-        (["--label_column_name", "score", "--false_negative_margin", 0], "--false_negative_margin 0.0 exclude each"),
         (
             ["--label_column_name", "score", "--text_column_names", "anchor", "positive", "negative"],
             "--text_column_names anchor positive negative: --label_column_name score has scores of pairs",

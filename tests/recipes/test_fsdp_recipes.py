@@ -9,8 +9,6 @@ from safetensors.torch import load_file
 
 pytestmark = pytest.mark.clusters
 ALONE = {"ACCELERATE_USE_CPU": "true"}
-SHARDED = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-SHARDED |= {"FSDP_RESHARD_AFTER_FORWARD": "true"}
 STEPS = [
     *("--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", 20),
     *("--learning_rate", 1e-3, "--max_tokens_per_micro_batch", 192),
@@ -70,12 +68,12 @@ def trained(request, texts, tmp_path_factory):
     chosen = {name: flags for name, flags in every.items() if (name in in_test) == (part == "resumed")}
     saved = {n: [*flags, "--checkpointing_steps", 10] if n in RESUMED[recipe] else flags for n, flags in chosen.items()}
     alone = runs.run_many(1, chosen, folder, path, **ALONE)
-    two = runs.run_many(2, saved, folder, path, **SHARDED)
+    two = runs.run_many(2, saved, folder, path, **runs.FSDP)
     if part == "others":
         return recipe, {"alone": alone, "two": two}, folder
     middle = {n: ["--resume_from_checkpoint", two[n] / "checkpoints/step_00000010"] for n in RESUMED[recipe]}
     resumed = {n: [*chosen[n], *flags] for n, flags in middle.items()}
-    three = runs.run_many(3, resumed, folder, path, **SHARDED)
+    three = runs.run_many(3, resumed, folder, path, **runs.FSDP)
     again = runs.run_many(1, {f"{n}-resumed": flags for n, flags in resumed.items()}, folder, path, **ALONE)
     unsharded = {name.removesuffix("-resumed"): output for name, output in again.items()}
     return recipe, {"alone": alone, "two": two, "three": three, "unsharded": unsharded}, folder

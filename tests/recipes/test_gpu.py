@@ -8,7 +8,6 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import recursively_apply
 from runs import losses
 
 from benchmarks.harness.host_waits import HostWaits
@@ -123,56 +122,6 @@ def test_no_step_makes_the_host_wait(train, recipe, precision, workers):
     train("watched", *flags, recipe=recipe, watch="error")
 
 
-def test_a_host_wait_is_found(train, monkeypatch):
-    """Without this, the tests above could pass because nothing is counted."""
-    load = runs.load_recipe
-
-    def reading(name):
-        module = load(name)
-        clip = module.gradients.clip
-        monkeypatch.setattr(module.gradients, "clip", lambda *args: (norm := clip(*args), norm.item())[0])
-        return module
-
-    monkeypatch.setattr(runs, "load_recipe", reading)
-    with pytest.raises(AssertionError):
-        train("watched", watch="warn")
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        train("stopped", watch="error")
-
-
-def test_batches_are_in_pinned_memory_with_and_without_workers(train, monkeypatch):
-    from shared.plan import loading
-
-    pinned, send = [], loading.send_to_device
-
-    def sent(batch, *args, **kwargs):
-        recursively_apply(lambda tensor: pinned.append(tensor.is_pinned()), batch)
-        return send(batch, *args, **kwargs)
-
-    monkeypatch.setattr(loading, "send_to_device", sent)
-    in_process, in_workers = (train(str(n), "--dataloader_num_workers", n) for n in (0, 2))
-    assert pinned
-    assert all(pinned)
-    assert losses(in_workers) == pytest.approx(losses(in_process), rel=1e-3)
-
-
-def test_checkpoints_are_copied_into_pinned_memory(train, monkeypatch):
-    from shared.checkpoints.staging import Staging
-
-    found, copy = [], Staging.copy
-
-    def copied(self, *args):
-        done = copy(self, *args)
-        places = [tensor for tensors in self.places.values() for tensor in tensors.values()]
-        found.extend(tensor.is_pinned() for tensor in places if tensor.nbytes)
-        return done
-
-    monkeypatch.setattr(Staging, "copy", copied)
-    train("pinned", "--checkpointing_steps", 10)
-    assert found
-    assert all(found)
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_compiled_run_has_the_losses_of_an_eager_one(train, recipe):
     eager, compiled = (train(name, *BF16, *flags, recipe=recipe) for name, flags in COMPILED.items())
@@ -218,26 +167,6 @@ def test_flash_attention_is_that_of_documents_padded_to_the_longest(lengths, que
         assert runs.distance(ours.float(), expected.float()) < 1e-2  # bf16 has 8 bits
 
 
-def test_flash_attention_with_dropout_repeats_with_its_seed_and_keeps_the_mean():
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 1, 8, 400, 64, device="cuda", dtype=torch.bfloat16)
-    v = torch.ones_like(q).requires_grad_()  # so each output is the sum of the weights that are kept, times 1 / 0.9
-    documents = Documents(torch.tensor([0, 150, 400], dtype=torch.int32, device="cuda"), 250)
-
-    def attend(seed):
-        torch.manual_seed(seed)
-        return packing.flash_attention(None, q, k, v, None, documents=documents, dropout=0.1)[0].float()
-
-    out = attend(1)
-    assert torch.equal(out, attend(1))
-    assert not torch.equal(out, attend(2))
-    assert 0.01 < out.std().item() < 0.5
-    assert out.mean().item() == pytest.approx(1, abs=0.01)
-    out.sum().backward()
-    # Each weight that is kept counts 1 / 0.9 times in the gradient of its value.
-    assert v.grad.float().mean().item() == pytest.approx(out.mean().item(), abs=0.01)
-
-
 @pytest.mark.parametrize("kind", ["modernbert", "bert"])
 def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
     flags = [*BF16, "--model_type", kind]
@@ -248,9 +177,10 @@ def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "image_classification"])
-def test_with_deterministic_a_resumed_run_is_bit_identical(train, recipe):
-    flags = ["--deterministic", *BF16, "--checkpointing_steps", 20]
-    whole = train("whole", *flags, recipe=recipe)
-    middle = whole / "checkpoints/step_00000020"
-    resumed = train("resumed", *flags, "--resume_from_checkpoint", middle, recipe=recipe)
+def test_with_deterministic_a_resumed_run_is_bit_identical(texts, tmp_path, recipe):
+    data, file = IMAGES if recipe == "image_classification" else [*texts, *TEXT], f"recipes/{recipe}.py"
+    flags = [*data, "--deterministic", *BF16, "--checkpointing_steps", 20]
+    whole = runs.run_many(1, {"whole": flags}, tmp_path, file)["whole"]
+    flags += ["--resume_from_checkpoint", whole / "checkpoints/step_00000020"]
+    resumed = runs.run_many(1, {"resumed": flags}, tmp_path, file)["resumed"]
     assert torch.equal(runs.weights(resumed), runs.weights(whole))

@@ -10,12 +10,18 @@ import json
 import numpy as np
 import pytest
 import runs
+import torch
 from one_text_at_a_time import logits_of
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, precision_score, recall_score, roc_auc_score
 from transformers import AutoConfig
 
 FLAGS = [*runs.TINY, "--max_train_steps", "24", "--eval_steps", "24", "--learning_rate", "0.005"]
+
+
+def several_labels(text):
+    """A row with several labels: each of these words in the text is one."""
+    return {"text": text, "label": [word for word in ("the", "return", "of", "test") if word in text.lower()] or ["no"]}
 
 
 @pytest.fixture
@@ -40,6 +46,22 @@ def scores_of(output):
     """The scores of the evaluation in metrics.jsonl."""
     found = runs.evaluation(output).items()
     return {name.removeprefix("eval_"): value for name, value in found if name.startswith("eval_")}
+
+
+def test_scores_of_several_labels_per_text_equal_those_of_scikit_learn(train):
+    several = ["micro_f1", "macro_f1", "accuracy", "roc_auc"]
+    rows, output = train(several_labels, "--metric_name", *several)
+    logits = logits_of(output / "model", [row["text"] for row in rows])
+    names = AutoConfig.from_pretrained(output / "model").id2label.values()
+    true = np.array([[name in row["label"] for name in names] for row in rows], int)
+    predicted = (logits > 0).int().numpy()
+    assert 0 < predicted.mean() < 1
+    roc_auc = [roc_auc_score(t, s) for t, s in zip(true.T, logits.T.numpy(), strict=True) if np.ptp(t)]
+    expected = [f1_score(true, predicted, average="micro"), f1_score(true, predicted, average="macro", zero_division=0)]
+    expected += [accuracy_score(true, predicted), np.mean(roc_auc)]
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(true, dtype=torch.float32))
+    wanted = dict(zip(["loss", *several], [loss.item(), *expected], strict=True))
+    assert scores_of(output) == pytest.approx(wanted, abs=1e-5)
 
 
 def two_classes(text):

@@ -432,6 +432,15 @@ def files(folder):
     return {path.relative_to(folder): (sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in found}
 
 
+def write_clone(folder):
+    """Make a folder with links to the files of the repository, into which commands may write; return it."""
+    folder.mkdir(exist_ok=True)
+    for path in ROOT.iterdir():
+        if path.name not in ("out", ".git", ".venv", "wandb"):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
 def write_rows(path, *lines):
     """Write pairs of a text and its label to a CSV file; return its path."""
     with path.open("w", newline="") as file:

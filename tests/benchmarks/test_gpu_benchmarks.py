@@ -18,7 +18,6 @@ from benchmarks.harness import gpu_benchmarks, gpu_passes, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, PARTS
 from benchmarks.harness.kernels import kernels_per_step
 from shared.config import options
-from shared.extras import curves
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One benchmark of each kind. The others differ in flags only, which a test below parses.
@@ -27,32 +26,13 @@ KINDS += ("embeddings", "bert_base_dense_head", "bare_loop_bert_base")
 ALIKE = ("fine_tuning_packed", "tagging", "tagging_trainer", "bert_base_plain_adamw", "trainer_modernbert_base")
 
 
-class Rows(dict):
-    """The row of each benchmark by its name; it is trained in this process when it is first asked for."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __missing__(self, name):
-        with pytest.MonkeyPatch.context() as environment:
-            for variable, value in {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}.items():
-                environment.setenv(variable, value)
-            environment.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it; the context restores it
-            environment.setattr(curves, "draw_curves", lambda *_: None)
-            AcceleratorState._reset_state(reset_partial_state=True)  # its precision cannot be changed
-            run_gpu_benchmark.run(name, self.folder / name, toy=True)
-            self[name] = gpu.figures(BENCHMARKS[name], self.folder / name) | {"benchmark": name}
-        return self[name]
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return Rows(tmp_path_factory.mktemp("benchmarks"))
-
-
 @pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.docs) for name in ALIKE)])
-def test_a_benchmark_gives_its_figures(rows, name):
-    row = rows[name]
+@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+def test_a_benchmark_gives_its_figures(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it; the fixture restores it
+    AcceleratorState._reset_state(reset_partial_state=True)  # its precision cannot be changed
+    run_gpu_benchmark.run(name, tmp_path / name, toy=True)
+    row = gpu.figures(BENCHMARKS[name], tmp_path / name)
     assert row["rate"] > 0
     assert row["lines"] == 3
     assert row["samples"] > 0

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from benchmarks import scaling
-from benchmarks.harness import limited_links
 
 
 def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
@@ -30,9 +29,3 @@ def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, c
         scaling.main()
     assert f"--steps {steps}: give a multiple of 3" in capsys.readouterr().err
     assert not any(n % scaling.window(n) for n in (1, 2, 3, 4, 5, 6, 9, 12, 30))
-
-
-def test_a_process_that_fails_ends_the_others_and_its_output_is_in_the_error(tmp_path):
-    script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
-    with pytest.raises(RuntimeError, match="no luck"):
-        limited_links.run_group([sys.executable, "-c", script], 2, 0, tmp_path / "log")

@@ -1,4 +1,4 @@
-"""What the tests of clusters share: programs from apt, a clone, and runs of paused_recipe.py to wait for."""
+"""What the tests of clusters share: programs from apt, and runs of paused_recipe.py to wait for."""
 
 import json
 import os
@@ -27,14 +27,6 @@ def environment(folder, *pauses, threads=1):
     found = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     found |= {"RES_OPTIONS": "timeout:1 attempts:1"}  # there is no name server in a namespace
     return found | {"PAUSE_FOLDER": str(folder), "PAUSES": ",".join(map(str, pauses))}
-
-
-def write_clone(folder):
-    """A folder with links to what a cluster needs of this repository."""
-    (folder / "clone").mkdir()
-    for name in ("clusters", "recipes", "shared", "tests"):
-        (folder / "clone" / name).symlink_to(runs.ROOT / name)
-    return folder / "clone"
 
 
 def notes(folder):

@@ -97,7 +97,7 @@ def end_all(configuration, folder):
 
 
 def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_same_weights(slurm, texts, tmp_path):
-    clone, flags = pausing.write_clone(tmp_path), [*pausing.FLAGS, *texts]
+    clone, flags = runs.write_clone(tmp_path / "clone"), [*pausing.FLAGS, *texts]
     # The job pauses before step 8 until it gets a signal. The time limit is lowered when it has reached the pause.
     environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "PATH": f"{runs.BIN}:{os.environ['PATH']}"}
     environment |= pausing.environment(tmp_path, pausing.PAUSE, threads=THREADS) | {"PYTHONPATH": ""}

@@ -23,7 +23,7 @@ def machines(hosts, tmp_path):
     Path("/run/sshd").mkdir(exist_ok=True)  # the empty folder that sshd's unprivileged process needs
     for name in ("host_key", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
-    clone = pausing.write_clone(tmp_path)
+    clone = runs.write_clone(tmp_path / "clone")
     (clone / ".venv").symlink_to(runs.BIN.parent)
     (tmp_path / "ssh_config").write_text(
         f"IdentityFile {tmp_path}/key\nUserKnownHostsFile /dev/null\nStrictHostKeyChecking no\nLogLevel ERROR\n"

@@ -22,9 +22,6 @@ def fresh_accelerate_state(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def linear(accelerator, micro_batches):

@@ -14,13 +14,11 @@ SMALL = [*runs.TINY, "--max_train_steps", "2", "--eval_steps", "2"]
 
 @pytest.fixture
 def clone(tmp_path):
-    """A folder with links to what a sweep uses, and a fake srun, which starts the command here."""
-    for name in ("recipes", "shared", "accelerate_configs", "clusters", "docs"):
-        (tmp_path / name).symlink_to(runs.ROOT / name)
+    """A clone, and a fake srun, which starts the command here."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/srun").write_text('#!/bin/bash\nexec "$@"\n')
     (tmp_path / "bin/srun").chmod(0o755)
-    return tmp_path
+    return runs.write_clone(tmp_path)
 
 
 def config_of(run):

@@ -12,9 +12,6 @@ import runs
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 
 
-# Every way to start
-
-
 def printed_processes(printed):
     """The processes on the launch card, which only one process prints."""
     (found,) = re.findall(r"^ *processes +(.*)$", printed, re.M)
@@ -67,9 +64,6 @@ def test_a_hundred_runs_of_two_processes_exit_with_0(texts, tmp_path):
     for number in range(100):
         command = [*runs.torchrun(2, "recipes/nlp.py"), *flags, "--output_dir", tmp_path / str(number)]
         runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-
-
-# The end
 
 
 @pytest.mark.clusters

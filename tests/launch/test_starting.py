@@ -69,6 +69,10 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
     ("available", "environment", "flags", "message"),
     [
         (0, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {}, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 4"),
+        (0, {"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "support only DDP and FSDP2"),
+        (0, {"ACCELERATE_TORCH_DEVICE": "cuda:1"}, {}, "ACCELERATE_TORCH_DEVICE is cuda:1: all processes would use"),
+        (0, {"ACCELERATE_MIXED_PRECISION": "FP16"}, {}, "PRECISION is 'FP16': expected one of no, fp16, bf16"),
+        (0, {"ACCELERATE_USE_FSDP": "1"}, {}, "ACCELERATE_USE_FSDP is '1': expected one of true, false"),
         (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {}, "bf16 of notebook_launcher"),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no or bf16"),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
@@ -131,9 +135,6 @@ def test_processes_that_each_train_alone_are_refused(monkeypatch):
 # GPUs. No GPU is needed: the tests replace the functions with which torch and Accelerate find GPUs
 
 
-TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
-
-
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, rank):
     gpus(monkeypatch, (8, 0), (7, 5))
@@ -149,8 +150,8 @@ def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, 
 @pytest.mark.parametrize(
     ("reason", "visible", "refused"),
     [
-        (TOO_OLD, "0", True),
-        (TOO_OLD, "", False),  # the user asked for no GPU
+        ("The NVIDIA driver on your system is too old (found version 11040)", "0", True),
+        ("The NVIDIA driver on your system is too old (found version 11040)", "", False),  # the user asked for no GPU
         ("No CUDA GPUs are available", "0", False),
     ],
 )

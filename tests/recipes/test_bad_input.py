@@ -8,6 +8,7 @@ import errno
 import functools
 import socket
 import tempfile
+from unittest import mock
 
 import pytest
 import runs
@@ -95,20 +96,15 @@ def test_a_model_of_which_from_pretrained_would_not_load_a_weight_is_refused(tra
 
 
 def test_an_upload_that_cannot_succeed_is_refused_before_training(train, monkeypatch, tmp_path):
-    tried = []
-
-    def fail(address, *_, **__):
-        tried.append(address)
-        raise OSError(errno.ENETUNREACH, "Network is unreachable")
-
+    connect = mock.Mock(side_effect=OSError(errno.ENETUNREACH, "Network is unreachable"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(socket, "create_connection", fail)
+    monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setenv("HF_TOKEN", "hf_something")
     assert refusal(train, tmp_path, "--push_to_hub").startswith("--push_to_hub: there is no network to ")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
     assert refusal(train, tmp_path, "--push_to_hub").startswith("--push_to_hub requires a token: set HF_TOKEN")
-    assert len(tried) == 1
+    assert connect.call_count == 1
     assert not files(tmp_path)
 
 
@@ -118,8 +114,6 @@ def test_a_folder_that_cannot_be_written_is_refused(train, monkeypatch, tmp_path
         assert refusal(train, output).startswith(f"--output_dir {output} cannot be written ({reason}): ")
     assert (tmp_path / "file").read_text() == "mine"
 
-    def full(**_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     assert "cannot be written (No space left on device)" in refusal(train, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Each feature of Accelerate that the recipes do not use still behaves as docs/from_accelerate.md says.
+"""Features of Accelerate that the recipes do not use still behave as docs/from_accelerate.md says.
 
 If a test here fails, upstream has probably fixed something. Then remove the row from the page; our replacement may no
 longer be necessary.

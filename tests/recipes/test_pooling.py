@@ -61,6 +61,7 @@ def outputs(texts, model_of, tmp_path_factory):
     cls, mean = [*tiny, "--pooling", "cls"], [*tiny, "--pooling", "mean", "--model_name_or_path", model_of("eurobert")]
     for name, flags in {"padded": [*cls, "--no_packing"], "packed": cls, "loaded": mean}.items():
         runs.train("nlp", folder / name, *flags, "--learning_rate", 1e-3)
+    runs.run_many(2, {"packed": [*cls, "--learning_rate", 1e-3]}, folder)
     return folder
 
 
@@ -70,4 +71,5 @@ def test_transformers_reads_the_pooling_and_gives_the_reported_loss_and_packing_
         assert AutoConfig.from_pretrained(folder).classifier_pooling == pooling
         found = runs.evaluation(outputs / name)["eval_loss"]
         assert found == pytest.approx(loss_of(folder, texts[3]), rel=1e-5)
-    assert runs.distance(*(runs.weights(outputs / name) for name in ("packed", "padded"))) < 1e-5
+    padded, packed, two = (runs.weights(outputs / name) for name in ("padded", "packed", "packed-2"))
+    assert max(runs.distance(packed, padded), runs.distance(two, padded)) < 1e-5

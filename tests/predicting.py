@@ -4,12 +4,11 @@ import csv
 import json
 from types import SimpleNamespace
 
+import runs
 import torch
 
 from shared import predict
 from shared.contrastive.models import SentenceTokenizer
-
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def predict_file(*words):
@@ -49,7 +48,7 @@ def write_bert(folder, alone, kind, **config):
     tokenizer = transformers.AutoTokenizer.from_pretrained(alone / "model")
     if kind == "BertForSequenceClassification":
         tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    sizes = SIZES | {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": 0}
+    sizes = runs.SIZES | {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": 0}
     model = getattr(transformers, kind)(transformers.BertConfig(**sizes, **config)).eval()
     model.save_pretrained(folder)
     if kind == "BertModel":

@@ -11,7 +11,6 @@ import os
 import random
 import re
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from types import SimpleNamespace
 import fork_server
 import psutil
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from shared.config import options
 from shared.errors import UserError
@@ -44,6 +43,8 @@ TINY = [
     *("--max_length", "48", "--max_tokens_per_micro_batch", "96", "--global_batch_size", "12"),
     *("--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
 ]
+FSDP = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+FSDP |= {"FSDP_RESHARD_AFTER_FORWARD": "true"}
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}  # as in TINY
 # The same for images. A step has four micro-batches, so three processes have unequal shares.
 TINY_IMAGES = [
@@ -69,14 +70,14 @@ def packages_path():
     return os.pathsep.join(folder for folder in folders if Path(folder).resolve() != ROOT)
 
 
-def start(command, folder=ROOT, **environment):
-    """Start a process in its own session, so that `end` can kill it with all its children."""
+def start(command, folder=ROOT, output=subprocess.PIPE, **environment):
+    """Start a process in its own session, so that `end` can kill it with all its children; `output` may be a file."""
     return subprocess.Popen(
         [str(word) for word in command],
         cwd=folder,
         env=environment_of_a_user(**environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         text=True,
         start_new_session=True,
     )
@@ -188,20 +189,15 @@ def free_port():
             return port
 
 
-def launcher(script, module):
-    """The script of a launcher, or its module if the script is absent, as it may be if PYTHONPATH has the package."""
-    return [BIN / script] if (BIN / script).exists() else [sys.executable, "-m", module]
-
-
 def torchrun(processes, *script):
     words = ["--nproc-per-node", processes, "--master-port", free_port()]
-    return [*launcher("torchrun", "torch.distributed.run"), *words, *script]
+    return [sys.executable, "-m", "torch.distributed.run", *words, *script]
 
 
 def accelerate_launch(config, *script, flags=()):
     file, port = ROOT / f"accelerate_configs/{config}.yaml", free_port()
     words = ["launch", "--config_file", file, "--main_process_port", port, *flags, *script]
-    return [*launcher("accelerate", "accelerate.commands.accelerate_cli"), *words]
+    return [sys.executable, "-m", "accelerate.commands.accelerate_cli", *words]
 
 
 def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **environment):
@@ -225,8 +221,8 @@ def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, 
     flags = {name: [*map(str, config), *every, str(folder / f"{name}-{processes}")] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
     environment = environment_of_a_user(OMP_NUM_THREADS="1") | in_one_launch(processes)
-    words = [str(ROOT / recipe), str(jobs)]
-    return begin_fork(_call_recipe, (words, log, environment | changes), processes)
+    words = [str(ROOT / "tests/call_recipe.py"), str(ROOT / recipe), str(jobs)]
+    return begin_fork(_run_script, (words, log, environment | changes), processes)
 
 
 def run_forked(processes, script, flags, folder, timeout=240, begun=lambda processes: None, **changes):
@@ -255,10 +251,6 @@ def in_one_launch(processes):
         return {}
     numbers = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     return numbers | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-
-
-def _call_recipe(rank, words, log, environment):
-    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], log, environment)
 
 
 def _run_script(rank, words, log, environment):
@@ -349,6 +341,13 @@ def load_recipe(name):
     return load(ROOT / f"recipes/{name}.py")
 
 
+def prepared(recipe, flags):
+    """The config of a command line, and what the recipe, a module or its name, loads by it."""
+    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    config = options.parse(recipe.Config, list(map(str, flags)))
+    return config, *recipe.load_data(config)
+
+
 def load(file):
     """Import a file as a module into this process."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -433,6 +432,15 @@ def files(folder):
     return {path.relative_to(folder): (sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in found}
 
 
+def write_clone(folder):
+    """Make a folder with links to the files of the repository, into which commands may write; return it."""
+    folder.mkdir(exist_ok=True)
+    for path in ROOT.iterdir():
+        if path.name not in ("out", ".git", ".venv", "wandb"):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
 def write_rows(path, *lines):
     """Write pairs of a text and its label to a CSV file; return its path."""
     with path.open("w", newline="") as file:
@@ -465,9 +473,7 @@ def write_bert_with_dropout(folder, texts):
     """Write a BERT with random weights and dropout 0.1, and the tokenizer of the tiny runs, to `folder`."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    recipe = load_recipe("nlp")
-    config = options.parse(recipe.Config, [*map(str, texts), *TINY])
-    *_, labels, tokenizer = recipe.load_data(config)
+    *_, labels, tokenizer = prepared("nlp", [*texts, *TINY])
     torch.manual_seed(0)
     head = {"num_labels": labels.num_labels, "initializer_range": 0.5}
     model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES, **head))
@@ -475,29 +481,3 @@ def write_bert_with_dropout(folder, texts):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def write_in_another_order(model, folder):
-    """Copy an exported classifier with its labels and the rows of its last layer in reverse order."""
-    shutil.copytree(model, folder)
-    settings = json.loads((folder / "config.json").read_text())
-    names = [settings["id2label"][str(i)] for i in reversed(range(len(settings["id2label"])))]
-    settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    (folder / "config.json").write_text(json.dumps(settings))
-    tensors = load_file(folder / "model.safetensors")
-    last = {name for name in tensors if name.startswith("classifier.") and len(tensors[name]) == len(names)}
-    assert len(last) == 2
-    flipped = {name: tensors[name].flip(0).contiguous() for name in last}
-    save_file(tensors | flipped, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-def mount_in_memory(folder, limits):
-    """Mount a tmpfs with limits such as size=8m at an empty folder; return the error, empty on success."""
-    mount = ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", folder]
-    return subprocess.run(mount, capture_output=True, text=True, check=False).stderr.strip()
-
-
-def unmount(folder):
-    """Unmount the file system at `folder`."""
-    subprocess.run(["umount", "-l", folder], check=True)

@@ -11,7 +11,6 @@ from shared.errors import UserError, about, count_of
     ("given", "expected"),
     [
         ((1, "row"), "1 row"),
-        ((0, "row"), "0 rows"),
         ((2000, "row"), "2,000 rows"),
         ((1.0, "epoch"), "1 epoch"),
         ((1.5, "epoch"), "1.5 epochs"),

@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from shared.config import options
 from shared.demo_data import tagged_functions
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
@@ -101,8 +100,7 @@ def write_encoder_with_dropout(folder, recipe, data):
 
     if recipe == "nlp":
         return runs.write_bert_with_dropout(folder, data)  # with a head
-    module = runs.load_recipe(recipe)
-    *_, tokenizer = module.load_data(options.parse(module.Config, [*map(str, data), *runs.TINY]))
+    *_, tokenizer = runs.prepared(recipe, [*data, *runs.TINY])
     torch.manual_seed(0)
     BertModel(BertConfig(vocab_size=len(tokenizer), **runs.SIZES)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

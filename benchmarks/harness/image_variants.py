@@ -11,8 +11,6 @@ from shared.augmentation.augmentation import Augmentation, Targets, mixed_cross_
 from shared.augmentation.resampling import crop_and_resize
 from shared.images import image_models
 
-BACKEND = "inductor"  # a test replaces it
-
 
 def probabilities(targets: Targets, classes: int) -> Tensor:
     """The targets as probabilities of all classes: float32 [rows, classes]."""
@@ -35,7 +33,7 @@ def with_probabilities(replace: Any, recipe: Any) -> None:
 
 def with_compiled_loss(replace: Any, recipe: Any) -> None:
     """Compile the loss, whose operations then need one pass over the logits instead of several."""
-    replace(recipe, "mixed_cross_entropy", torch.compile(mixed_cross_entropy, dynamic=False, backend=BACKEND))
+    replace(recipe, "mixed_cross_entropy", torch.compile(mixed_cross_entropy, dynamic=False))
 
 
 def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
@@ -45,7 +43,7 @@ def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
     """
     normalize = Augmentation.normalize
 
-    @torch.compile(dynamic=False, backend=BACKEND)
+    @torch.compile(dynamic=False)
     def both(images: Tensor, boxes: Tensor, size: int, interpolation: str, mean: Tensor, std: Tensor) -> Tensor:
         return crop_and_resize(images, boxes, size, interpolation).div(255).sub(mean).div(std)
 
@@ -70,7 +68,7 @@ def with_whole_model_compiled(replace: Any, recipe: Any) -> None:
 
     def compile_whole(_: Any, config: Any, model: torch.nn.Module, fixed_shapes: bool = False) -> torch.nn.Module:
         if config.torch_compile:
-            model.compile(dynamic=False, backend=BACKEND)
+            model.compile(dynamic=False)
         return model
 
     replace(image_models, "compile_layers", compile_whole)

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import runs
 
 from benchmarks import checkpoints, loop_cost, peers, preparing, restart, results_table, utilisation
-from benchmarks.harness import encoder_and_texts, launching, peer_data, rounds
+from benchmarks.harness import encoder_and_texts, launching, rounds
 from recipes import nlp
 from shared.config import options
 
@@ -39,46 +40,65 @@ def test_every_loop_is_measured_step_by_step(tmp_path, monkeypatch, name):
     assert min(found["thread_us"], found["wall_us"]) > 0
 
 
-@pytest.mark.docs  # its command is in docs/checkpoints.md
-def test_checkpoints_of_a_small_size_are_written_and_loaded_in_each_way(monkeypatch, tmp_path):
-    flags = ["--gigabytes", "0.06", "--rounds", "1", "--output_dir", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/checkpoints.py", *flags])
-    checkpoints.main()
-    (found,) = json.loads((tmp_path / "checkpoints_large_cpu.json").read_text())["sizes"]
-    assert found["gigabytes"] == pytest.approx(0.06, rel=0.2)
-    writing, reading = found["writing"], found["reading"]
-    assert [row["contestant"] for row in writing["rows"]] == [*checkpoints.WRITERS]
-    assert set(writing["speed_of_ours_against"]) == {*checkpoints.WRITERS} - {"ours"}
-    ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in checkpoints.READERS]
-    assert [row["contestant"] for row in reading["rows"]] == ways
-    assert set(reading["speed_of_ours_against"]) == {"load_state cold", "load_state warm"}
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoints_large_cpu.json"]
+def checks_of_checkpoints(report):
+    (found,) = report["sizes"]
+    assert [row["contestant"] for row in found["writing"]["rows"]] == [*checkpoints.WRITERS]
+    assert len(found["reading"]["rows"]) == 2 * len(checkpoints.READERS)
 
 
-@pytest.mark.docs  # its command is in docs/pretraining.md
-def test_one_and_two_processes_prepare_texts_and_images(tmp_path):
-    small = ["--rounds", 1, "--megabytes", 1, "--rows", 200, "--photos", 20, "--output_dir", tmp_path]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/preparing.py", *small])
-    report = json.loads((tmp_path / "preparing.json").read_text())
-    kinds = [f"{kind}, {n}" for kind in preparing.KINDS for n in ("1 process", "2 processes")]
-    assert [row["contestant"] for row in report["rows"]] == kinds
-    for row in report["rows"]:
-        assert min(row["seconds"], row["cpu_seconds"]) > 0
-        assert 50 < row["own_mib"] < row["peak_mib"]
-    assert len(report["comparisons"]) == 2 * len(preparing.KINDS)
+def checks_of_preparing(report):
+    assert len(report["rows"]) == len(report["comparisons"]) == 2 * len(preparing.KINDS)
+    assert all(min(row["seconds"], row["cpu_seconds"], row["own_mib"]) > 0 for row in report["rows"])
 
 
-@pytest.mark.docs  # its command is in docs/elasticity.md
-def test_a_killed_process_is_noticed_and_its_work_is_done_again(monkeypatch, tmp_path):
-    words = ["benchmarks/restart.py", "--processes", "2", "--rounds", "1", "--output_dir", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", words)
-    restart.main()
-    (row,) = json.loads((tmp_path / "restart.json").read_text())["rows"]
-    phases = [row[phase] for phase in restart.PHASES]
-    assert min(phases) > 0
-    assert sum(phases) == pytest.approx(row["all"])
+def checks_of_restart(report):
+    (row,) = report["rows"]
+    assert min(row[phase] for phase in restart.PHASES) > 0
     assert row["steps"] >= restart.KILLED_AT - restart.SAVED_EVERY
-    assert "resumed from step_00000020" in (tmp_path / "runs/2-0/log.txt").read_text()
+
+
+def checks_of_the_bare_loop(report):
+    assert [row["equal"] for row in report["rows"]] == [True, True]
+
+
+def checks_of_peers(report):
+    assert [row["contestant"] for row in report["rows"]] == ["recipe", "accelerate"]
+    for row in report["rows"]:
+        assert min(row["processor_seconds"], row["wall_seconds"], row["rate"], row["score"]) > 0
+
+
+def checks_of_scaling(report):
+    (row,) = report
+    assert (row["processes"], row["variant"], row["repeats"]) == (2, "bf16_gradients", 1)
+    assert row["samples_per_second"] * row["step_seconds"] == pytest.approx(8, rel=1e-6)
+
+
+TINY = "--hidden_size 32 --num_attention_heads 2 --num_hidden_layers 1 --vocab_size 500 --max_length 32"
+SMALL = {  # benchmark: (flags, what its report must have)
+    "checkpoints": ("--gigabytes 0.06 --rounds 1", checks_of_checkpoints),
+    "preparing": ("--rounds 1 --megabytes 1 --rows 200 --photos 20", checks_of_preparing),
+    "restart": ("--processes 2 --rounds 1", checks_of_restart),
+    # Micro-batches have several rows, because those without padding, such as single rows, differ in rounding.
+    "bare_loop_same_batches": ("--rounds 1 --steps 2 --texts 48 --global_batch_size 8", checks_of_the_bare_loop),
+    "peers": (
+        "--work tagging --rounds 1 --samples 128 --validation_samples 32 --contestants recipe accelerate",
+        checks_of_peers,
+    ),
+    "scaling": (
+        f"--processes 2 --steps 3 --repeats 1 --global_batch_size 8 --variants bf16_gradients --flags '{TINY}'",
+        checks_of_scaling,
+    ),
+}
+
+
+@pytest.mark.docs  # the pages have the commands
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_of_a_small_size_writes_its_report(name, tmp_path):
+    flags, check = SMALL[name]
+    script = runs.ROOT / f"benchmarks/{name}.py"
+    runs.succeed([sys.executable, script, *shlex.split(flags), "--output_dir", tmp_path])
+    (report,) = tmp_path.glob("*.json")
+    check(json.loads(report.read_text()))
 
 
 def test_the_page_has_the_figures_of_the_committed_result_of_restarts():
@@ -91,45 +111,20 @@ def test_the_page_has_the_figures_of_the_committed_result_of_restarts():
         assert [float(figure) for figure in figures] == pytest.approx(expected, rel=0.03, abs=0.006)
 
 
-@pytest.mark.docs  # its command is in docs/performance.md
-def test_the_recipe_and_a_bare_loop_train_the_same_weights_bit_by_bit(tmp_path):
-    # Micro-batches have several rows, because those without padding, such as single rows, differ in rounding.
-    flags = ["--rounds", 1, "--steps", 2, "--texts", 48, "--global_batch_size", 8]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/bare_loop_same_batches.py", *flags, "--output_dir", tmp_path])
-    report = json.loads((tmp_path / "bare_loop_same_batches.json").read_text())
-    assert [row["equal"] for row in report["rows"]] == [True, True]
-    assert report["comparisons"]["speed of ours / bare"]["median"] > 0
-
-
-@pytest.fixture
-def pretended(monkeypatch, tmp_path):
-    """Replace launches: parse the recipe's flags, write the files of a run, and collect the configs."""
-    configs = []
-
+def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(monkeypatch, tmp_path):
     def launch(processes, log, script, *words):
-        words = [str(word) for word in words]
-        config = options.parse(nlp.Config, words)
-        configs.append(config)
+        config = options.parse(nlp.Config, [str(word) for word in words])
         output = Path(config.output_dir)
-        output.mkdir(parents=True, exist_ok=True)
-        figures = {"mfu": 0.5, "tokens_per_second": 100.0 * processes, "padding": 0.1}
-        figures |= {"communication": 0.0, "step_seconds": 2.0, "loss": 1.0}
-        lines = [json.dumps({"step": step + 1} | figures) for step in range(config.max_train_steps or 1)]
+        output.mkdir(parents=True)
+        figures = {"mfu": 0.5, "tokens_per_second": 100.0, "padding": 0.1, "loss": 1.0}
+        lines = [json.dumps({"step": step} | figures) for step in range(1, 7)]
         (output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        return 1.0
 
     monkeypatch.setattr(launching, "launch", launch)
     files = {"train_file": "train.parquet", "validation_file": "validation.parquet"}
     monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: files | {"model_name_or_path": "encoder"})
-    return configs
-
-
-def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(pretended, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["utilisation.py", "--rounds", "2", "--output_dir", str(tmp_path)])
     utilisation.main()
-    report = json.loads((tmp_path / "utilisation.json").read_text())
-    assert report["comparisons"]["mfu, wide bf16"]["median"] == pytest.approx(0.5, rel=0.01)
-    assert pretended
     assert "| mfu, wide bf16 | " in (tmp_path / "utilisation.md").read_text()
 
 
@@ -145,48 +140,5 @@ def test_every_recipe_is_started_with_flags_that_it_knows(monkeypatch, tmp_path,
     assert config.output_dir == str(tmp_path)
 
 
-@pytest.mark.docs  # its command is in docs/embeddings.md
-def test_two_contestants_train_one_after_the_other_and_are_compared(monkeypatch, tmp_path):
-    names = ["recipe --logging_steps 2", "accelerate"]
-    flags = {"rounds": 1, "samples": 128, "validation_samples": 32, "output_dir": tmp_path}
-    words = ["peers.py", "--work", "tagging", *launching.flag_words(flags), "--contestants", *names]
-    monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", "")  # the benchmark sets it
-    peers.main()
-    report = json.loads((tmp_path / "tagging.json").read_text())
-    assert [row["contestant"] for row in report["rows"]] == names
-    for row in report["rows"]:
-        assert min(row["processor_seconds"], row["wall_seconds"], row["rate"]) > 0
-        assert row["peak_rss_mib"] > 100
-        assert 0 < row["score"] <= 1
-    assert [*report["comparisons"]] == [f"{what}_seconds of {names[0]} / accelerate" for what in ("processor", "wall")]
-
-
-def test_a_download_with_another_content_is_refused(tmp_path):
-    (tmp_path / "vadersentiment-3.3.2.tar.gz").write_bytes(b"other")
-    with pytest.raises(SystemExit, match=r"is not the expected file \(its SHA-256 is d9298a"):
-        peer_data.download(peer_data.REVIEWS, tmp_path)
-
-
 def test_the_page_has_the_tables_made_from_the_results():
     assert results_table.tables() in results_table.PAGE.read_text()
-
-
-def test_the_tables_have_the_figures_of_the_files_and_say_what_was_not_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
-    assert all("| not measured | " in results_table.line_of(row) for row in results_table.ROWS)
-    assert all("| not measured | " in line for work in results_table.WORKS for line in results_table.lines_of(work))
-    machine = {"machine": {"cpu": "Z80", "cores": 2, "cores_used": 1}, "command": "python benchmarks/measure.py"}
-    speed = {"comparisons": {"speed of ours / bare": rounds.summary([0.997, 0.999])}}
-    (tmp_path / "bare_loop_same_batches.json").write_text(json.dumps(machine | speed))
-    rows = [
-        {"contestant": name, "processor_seconds": seconds, "score": 0.5, "peak_rss_mib": 1024.0}
-        for name, seconds in (("recipe", 10.0), ("recipe", 20.0), ("trainer", 30.0), ("trainer", 30.0))
-    ]
-    (tmp_path / "real_mlm.json").write_text(json.dumps(machine | {"rows": rows}))
-    lines = results_table.tables().splitlines()
-    where = "[Z80, 1 of 2 cores](../benchmarks/results"
-    assert f"| mlm | `trainer` | 30 s | 2.00 | 0.500 | 1,024 MiB | 2 rounds, {where}/real_mlm.json) |" in lines
-    (line,) = (line for line in lines if line.startswith("| speed on the same micro-batches |"))
-    assert line.endswith(f"| 0.998 (0.997 to 0.999) | ≥ 0.99 | ≥ 0.998 | {where}/bare_loop_same_batches.json) |")
-    assert lines.count("python benchmarks/measure.py") == 2

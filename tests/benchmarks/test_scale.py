@@ -25,10 +25,3 @@ def test_it_writes_a_row_per_size_and_the_processes_read_each_sample_once(monkey
             assert found["each_sample_once"]
     assert "| 3,000 | " in (tmp_path / "out/scale.md").read_text()
     assert not (tmp_path / "out/runs/lengths").exists()
-
-
-def test_a_sample_that_is_read_twice_is_seen(monkeypatch, tmp_path):
-    scale.write_lengths(tmp_path / "lengths", 500)
-    of_all = scale.Plan.micro_batches_of_all
-    monkeypatch.setattr(scale.Plan, "micro_batches_of_all", lambda plan, step: [of_all(plan, step)[0]] * 4)
-    assert not scale.plan_of_all(tmp_path / "lengths", 500, 4, 16)["each_sample_once"]

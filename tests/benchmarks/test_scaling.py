@@ -1,15 +1,10 @@
 """The scaling benchmark starts the right processes and counts correctly."""
 
-import json
-import os
-import subprocess
 import sys
 
 import pytest
-import runs
 
 from benchmarks import scaling
-from benchmarks.harness import limited_links
 
 
 def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
@@ -27,19 +22,6 @@ def test_rows_are_medians_and_efficiency_is_against_the_fewest_processes():
     assert one["repeats"] == 3
 
 
-@pytest.mark.docs  # its command is in docs/performance.md
-def test_the_script_starts_the_recipe_and_writes_rows_and_a_table(tmp_path):
-    flags = "--hidden_size 32 --num_attention_heads 2 --num_hidden_layers 1 --vocab_size 500 --max_length 32"
-    words = ["--processes", 2, "--steps", 3, "--repeats", 1, "--global_batch_size", 8, "--variants", "bf16_gradients"]
-    words += ["--flags", flags, "--output_dir", tmp_path / "out"]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/scaling.py", *words])
-    (found,) = json.loads((tmp_path / "out/scaling.json").read_text())
-    assert (found["processes"], found["variant"], found["repeats"]) == (2, "bf16_gradients", 1)
-    assert found["samples_per_second"] * found["step_seconds"] == pytest.approx(8, rel=1e-6)
-    assert {*scaling.FIGURES, "scaling_efficiency", "machine", "command"} <= found.keys()
-    assert "| 2 | memory | bf16_gradients |" in (tmp_path / "out/scaling.md").read_text()
-
-
 @pytest.mark.parametrize("steps", [7, 10, 11])
 def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scaling.py", "--steps", str(steps)])
@@ -47,22 +29,3 @@ def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, c
         scaling.main()
     assert f"--steps {steps}: give a multiple of 3" in capsys.readouterr().err
     assert not any(n % scaling.window(n) for n in (1, 2, 3, 4, 5, 6, 9, 12, 30))
-
-
-def test_a_process_that_fails_ends_the_others_and_its_output_is_in_the_error(tmp_path):
-    script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
-    with pytest.raises(RuntimeError, match="no luck"):
-        limited_links.run_group([sys.executable, "-c", script], 2, 0, tmp_path / "log")
-
-
-@pytest.mark.skipif(limited_links.why_not() is not None, reason=f"no limited links: {limited_links.why_not()}")
-def test_a_limited_link_has_its_rate_and_its_namespaces_are_removed():
-    before = subprocess.check_output(["ip", "netns"])
-    with limited_links.limited(2, 20) as places:
-        prefix, _, interface = places[0]
-        shown = subprocess.check_output([*prefix, "tc", "qdisc", "show", "dev", interface], text=True)
-        assert "tbf" in shown
-        assert "rate 20Mbit" in shown
-    after = subprocess.check_output(["ip", "netns"])
-    mine = f"ar{os.getpid()}".encode()
-    assert mine not in before + after

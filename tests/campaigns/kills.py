@@ -35,7 +35,6 @@ WHEN = {  # instant: (relative frequency, largest random delay in seconds)
     "late in a save": (2, 0.05),
     "rotation": (2, 0.001),
 }
-VICTIMS = ("launcher", "training process", "process of a training process")
 
 
 def command(processes, recipe, flags, output):
@@ -44,18 +43,13 @@ def command(processes, recipe, flags, output):
     return [*launcher, *FLAGS, *flags, "--expect_processes", processes, "--output_dir", output]
 
 
-def victim(launcher, kind):
-    """The process to kill; without one of this `kind`, one of the nearest kind before it in VICTIMS."""
+def victim(launcher):
+    """A process to kill, and its kind."""
     trainers = launcher.children()
-    found = {
-        "launcher": [launcher],
-        "training process": trainers,
-        "process of a training process": [child for trainer in trainers for child in trainer.children(recursive=True)],
-    }
-    for choice in VICTIMS[VICTIMS.index(kind) :: -1]:
-        if found[choice]:
-            return random.choice(found[choice]), choice
-    raise AssertionError
+    of_trainers = [child for trainer in trainers for child in trainer.children(recursive=True)]
+    found = {"launcher": [launcher], "training process": trainers, "process of a training process": of_trainers}
+    kind = random.choice([kind for kind in found if found[kind]])
+    return random.choice(found[kind]), kind
 
 
 def start_and_kill(launch, output, table, most, last):
@@ -100,7 +94,7 @@ def start_and_kill(launch, output, table, most, last):
         row = Row()  # of a process that has just ended by itself
         with contextlib.suppress(psutil.NoSuchProcess):
             left = psutil.Process(process.pid).children(recursive=True)
-            chosen, kind = victim(psutil.Process(process.pid), random.choice(VICTIMS))
+            chosen, kind = victim(psutil.Process(process.pid))
             chosen.kill()
             row = table.rows.setdefault(f"{when}: {kind}", Row())
             row.tried += 1

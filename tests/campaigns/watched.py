@@ -8,7 +8,7 @@ commas. At each of them the process waits for the file go-POINT. The points are
     first pass     the discarded pass before the first step is about to begin
     step-N         the gradients of step N are computed, the weights are not yet updated, and no save is under way
     save-N         the checkpoint of step N is about to be written; the thread that writes it waits meanwhile
-    evaluation-N   a batch of the evaluation after step N has been read
+    evaluation-N   the evaluation after step N is about to read its first batch
 """
 
 import json
@@ -101,17 +101,6 @@ def noted_save(saver, *state, save=Saver.save):
     save(saver, *state)
 
 
-def paused_feed(feed):
-    """A `feed` that waits at the batches of an evaluation."""
-
-    def batches(*arguments):
-        for batch in feed(*arguments):
-            pause(f"evaluation-{step_under_way}")
-            yield batch
-
-    return batches
-
-
 def noted_exit(code, exit=os._exit):
     """End this process and note its exit code; forked processes end without a note."""
     if os.getpid() == PROCESS:
@@ -127,7 +116,7 @@ if __name__ == "__main__":
     recipe.build_model = watched(recipe.build_model)
     training_run.run_warm_up_pass = before(lambda: "first pass", training_run.run_warm_up_pass)
     recipe.gradients.clip = before(lambda: f"step-{step_under_way}", recipe.gradients.clip)
-    recipe.feed = paused_feed(recipe.feed)
+    recipe.feed = before(lambda: f"evaluation-{step_under_way}", recipe.feed)
     Loader.micro_batches, os._exit = counted, noted_exit
     Saver.save, Saver._write = noted_save, paused_write
     command.run(recipe.main, recipe.Config)

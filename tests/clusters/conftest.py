@@ -1,9 +1,9 @@
 """Two machines, simulated by network namespaces."""
 
 import os
-import shutil
 import subprocess
 
+import pausing
 import pytest
 
 
@@ -16,10 +16,7 @@ def ip(*words):
 @pytest.fixture(scope="session")
 def hosts():
     """Two network namespaces, joined by a virtual cable: [(name, address)]."""
-    if not shutil.which("ip"):
-        subprocess.run("apt-get update -qq && apt-get install -qq -y iproute2", shell=True, check=False)
-    if not shutil.which("ip") or os.getuid() != 0:
-        pytest.skip("network namespaces need root and iproute2")
+    pausing.require("ip", "iproute2")
     names = [f"recipes-{os.getpid()}-{i}" for i in range(2)]
     try:
         for name in names:

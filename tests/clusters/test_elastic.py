@@ -1,16 +1,12 @@
-"""clusters/torchrun_elastic.sh: machines fail and join. Two machines are simulated by network namespaces.
+"""clusters/torchrun_elastic.sh: machines fail and join. Two machines are simulated by network namespaces."""
 
-`make test-clusters` runs this. It needs root, for the namespaces, and iproute2, which it installs with apt if possible.
-"""
-
-import json
 import os
-import subprocess
 import sys
 import time
 
 import pytest
 import runs
+from pausing import RECIPE, environment, notes, wait_for
 
 pytestmark = pytest.mark.clusters
 STEPS, FIRST_PAUSE, SECOND_PAUSE = 24, 8, 16
@@ -23,41 +19,21 @@ FLAGS = [
 class Host:
     """A simulated machine: its torchrun agent and workers are started and killed together."""
 
-    def __init__(self, number, hosts, folder, flags, script="clusters/torchrun_elastic.sh"):
+    def __init__(self, number, hosts, folder, flags):
         name, address = hosts[number]
         self.log = folder / f"host{number}-{time.monotonic_ns()}.log"
-        recipe = runs.ROOT / "tests/clusters/paused_recipe.py"
-        command = ["sh", script, "1:2", f"{hosts[0][1]}:29511", recipe, *flags, "--output_dir", folder / "run"]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "OMP_"))}
-        environment |= {"PROCESSES": "1", "LOCAL_ADDR": address, "GLOO_SOCKET_IFNAME": f"host{number}"}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-        environment |= {"PAUSE_FOLDER": str(folder), "PAUSES": f"{FIRST_PAUSE},{SECOND_PAUSE}"}
-        environment |= {"RES_OPTIONS": "timeout:1 attempts:1"}  # there is no name server in the namespace
-        environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}", "PYTHONPATH": ""}
+        command = ["sh", "clusters/torchrun_elastic.sh", "1:2", f"{hosts[0][1]}:29511", runs.ROOT / RECIPE, *flags]
+        own = {"PROCESSES": "1", "LOCAL_ADDR": address, "GLOO_SOCKET_IFNAME": f"host{number}"}
+        own |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}"} | environment(folder, FIRST_PAUSE, SECOND_PAUSE)
+        words = ["ip", "netns", "exec", name, *command, "--output_dir", folder / "run"]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                ["ip", "netns", "exec", name, *map(str, command)],
-                cwd=runs.ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = runs.start(words, output=log, **own)
 
 
-def notes(folder):
-    file = folder / "starts.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def wait_for(what, hosts, seconds=300):
-    """Wait until `what()` is true; return its value."""
-    deadline = time.monotonic() + seconds
-    while not (value := what()):
-        assert time.monotonic() < deadline, "\n".join(host.log.read_text()[-3000:] for host in hosts)
-        assert any(host.process.poll() is None for host in hosts), "\n".join(h.log.read_text()[-5000:] for h in hosts)
-        time.sleep(0.1)
-    return value
+def wait(what, *hosts):
+    """Wait until `what()` is true while one of the machines is alive; return its value."""
+    logs = (host.log for host in hosts)
+    return wait_for(what, *logs, alive=lambda: any(host.process.poll() is None for host in hosts))
 
 
 def reached(folder, step, world, since=0.0):
@@ -71,8 +47,8 @@ def start(hosts, tmp_path):
     """A function that starts a machine; all are killed after the test."""
     started = []
 
-    def start(*arguments, **more):
-        started.append(Host(*arguments, **more))
+    def start(*arguments):
+        started.append(Host(*arguments))
         return started[-1]
 
     yield start
@@ -83,22 +59,22 @@ def start(hosts, tmp_path):
 def test_a_run_equals_one_on_one_process_although_a_machine_dies_and_comes_back(hosts, start, texts, tmp_path):
     flags = [*map(str, FLAGS), *map(str, texts)]
     first, second = start(0, hosts, tmp_path, flags), start(1, hosts, tmp_path, flags)
-    wait_for(lambda: reached(tmp_path, FIRST_PAUSE, 2), [first, second])
+    wait(lambda: reached(tmp_path, FIRST_PAUSE, 2), first, second)
 
     runs.power_off(second.process)
     killed = time.time()
     (tmp_path / f"go-{FIRST_PAUSE}").touch()
-    alone = wait_for(lambda: reached(tmp_path, FIRST_PAUSE, 1, killed), [first])
+    alone = wait(lambda: reached(tmp_path, FIRST_PAUSE, 1, killed), first)
     started = next(n["time"] for n in notes(tmp_path) if n.get("started") and n["time"] > killed)
     print(
         f"\nfrom the kill to the next step {alone['time'] - killed:.1f} s: torchrun {started - killed:.1f} s, "
         f"the recipe's start {alone['time'] - started:.1f} s"
     )
 
-    wait_for(lambda: reached(tmp_path, SECOND_PAUSE, 1), [first])
+    wait(lambda: reached(tmp_path, SECOND_PAUSE, 1), first)
     back = time.time()
     third = start(1, hosts, tmp_path, flags)
-    grown = wait_for(lambda: reached(tmp_path, SECOND_PAUSE, 2, back), [first, third])
+    grown = wait(lambda: reached(tmp_path, SECOND_PAUSE, 2, back), first, third)
     print(f"from the machine's return to the next step {grown['time'] - back:.1f} s")
     (tmp_path / f"go-{SECOND_PAUSE}").touch()
     for host in (first, third):
@@ -111,19 +87,3 @@ def test_a_run_equals_one_on_one_process_although_a_machine_dies_and_comes_back(
     assert samples[0] == samples[1]
     assert runs.distance(runs.weights(elastic), runs.weights(one)) < 1e-5
     assert {path.name for path in elastic.iterdir()} == {path.name for path in one.iterdir()}  # with no PREEMPTED left
-
-
-def test_growth_still_fails_without_the_workaround(hosts, start, texts, tmp_path):
-    """If this fails, torch has fixed the bug: then remove the workaround from clusters/torchrun_elastic.sh."""
-    text = (runs.ROOT / "clusters/torchrun_elastic.sh").read_text()
-    assert text.count("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n") == 1
-    script = tmp_path / "without.sh"
-    script.write_text(text.replace("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n", ""))
-    flags = [*map(str, FLAGS), *map(str, texts)]
-    first = start(0, hosts, tmp_path, flags, script=script)
-    wait_for(lambda: reached(tmp_path, FIRST_PAUSE, 1), [first])
-    second = start(1, hosts, tmp_path, flags, script=script)
-    wait_for(lambda: first.process.poll() is not None or reached(tmp_path, FIRST_PAUSE, 2), [first, second])
-    assert not reached(tmp_path, FIRST_PAUSE, 2), "the group has grown"
-    assert first.process.poll() != 0
-    assert "DistStoreError" in first.log.read_text()

@@ -1,25 +1,21 @@
-"""A job of clusters/slurm/train.sbatch reaches its time limit, on a real SLURM with two nodes on this machine.
-
-`make test-clusters` runs this. It needs root, for munge, and slurm-wlm, which it installs with apt if possible.
-"""
+"""A job of clusters/slurm/train.sbatch reaches its time limit, on a real SLURM with two nodes on this machine."""
 
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import time
 
+import pausing
 import psutil
 import pytest
 import runs
+from pausing import wait_for
 
 pytestmark = pytest.mark.clusters
-STEPS, PAUSE = 16, 8
-THREADS = {"OMP_NUM_THREADS": "2"}  # set, so that a node with one process uses as many as a machine with two
-FLAGS = [*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--checkpointing_steps", "no"]
+THREADS = 2  # set, so that a node with one process uses as many as a machine with two
 CONFIG = """
 ClusterName=recipes
 SlurmctldHost={host}(127.0.0.1)
@@ -45,6 +41,7 @@ NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={node0} CPUs=1 State=
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node1} CPUs=1 State=UNKNOWN
 PartitionName=all Nodes=node[0-1] Default=YES MaxTime=INFINITE State=UP
 """
+MUNGE = ("socket", "key", "pid", "log", "seed")
 
 
 def output_of(*command, **environment):
@@ -58,10 +55,7 @@ def output_of(*command, **environment):
 @pytest.fixture
 def slurm(tmp_path):
     """The environment in which sbatch finds a controller and two nodes, which run until the end of the test."""
-    if not shutil.which("slurmctld"):
-        subprocess.run("apt-get update -qq && apt-get install -qq -y slurm-wlm munge", shell=True, check=False)
-    if not shutil.which("slurmctld") or os.getuid() != 0:
-        pytest.skip("SLURM on one machine needs root, slurm-wlm and munge")
+    pausing.require("slurmctld", "slurm-wlm munge")
     folder = tmp_path / "slurm"
     for name in ("state", "spool-node0", "spool-node1"):
         (folder / name).mkdir(parents=True)
@@ -70,10 +64,9 @@ def slurm(tmp_path):
     ports = {name: runs.free_port() for name in ("controller", "node0", "node1")}
     (folder / "slurm.conf").write_text(CONFIG.format(host=socket.gethostname(), folder=folder, **ports))
     environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-    munge = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "log-file": "munge.log",
-             "seed-file": "munge.seed"}  # fmt: skip
+    munge = [f"--{kind}{'-file' * (kind != 'socket')}={folder}/munge.{kind}" for kind in MUNGE]
     daemons = [
-        ["munged", "--foreground", "--force", *(f"--{option}={folder / name}" for option, name in munge.items())],
+        ["munged", "--foreground", "--force", *munge],
         ["slurmctld", "-D", "-c"],
         ["slurmd", "-D", "-N", "node0"],
         ["slurmd", "-D", "-N", "node1"],
@@ -85,10 +78,8 @@ def slurm(tmp_path):
                     command, env=os.environ | environment, stdout=out, stderr=out, start_new_session=True, cwd=folder
                 )
             time.sleep(1)
-        deadline = time.monotonic() + 60
-        while output_of("sinfo", "-h", "-o", "%D %t", **environment).split() != ["2", "idle"]:
-            assert time.monotonic() < deadline, "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
-            time.sleep(0.5)
+        state = ("sinfo", "-h", "-o", "%D %t")
+        wait_for(lambda: output_of(*state, **environment).split() == ["2", "idle"], folder / "slurmctld.log")
         yield environment
     finally:
         end_all(environment["SLURM_CONF"], folder)
@@ -106,25 +97,17 @@ def end_all(configuration, folder):
 
 
 def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_same_weights(slurm, texts, tmp_path):
-    clone = tmp_path / "clone"
-    clone.mkdir()
-    for name in ("clusters", "recipes", "shared", "tests"):
-        (clone / name).symlink_to(runs.ROOT / name)
-    flags = [*map(str, FLAGS), *map(str, texts)]
+    clone, flags = runs.write_clone(tmp_path / "clone"), [*pausing.FLAGS, *texts]
     # The job pauses before step 8 until it gets a signal. The time limit is lowered when it has reached the pause.
-    recipe = ["tests/clusters/paused_recipe.py"]
-    environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1"} | THREADS
-    environment |= {"PAUSE_FOLDER": str(tmp_path), "PAUSES": str(PAUSE), "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
-    environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}"}
+    environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "PATH": f"{runs.BIN}:{os.environ['PATH']}"}
+    environment |= pausing.environment(tmp_path, pausing.PAUSE, threads=THREADS) | {"PYTHONPATH": ""}
     job = output_of(
         *("sbatch", "--parsable", "--chdir", clone, "--job-name", "limited", "--nodes", "2", "--cpus-per-task", "1"),
-        *("--time", "60", "clusters/slurm/train.sbatch", *recipe, *flags),
+        *("--time", "60", "clusters/slurm/train.sbatch", pausing.RECIPE, *flags),
         **environment,
     ).strip()
     log = clone / "limited.log"
-    notes = tmp_path / "starts.jsonl"
-    wait_for(lambda: notes.exists() and notes.read_text().count(f'"step": {PAUSE}') == 2, log)
+    wait_for(lambda: pausing.paused(tmp_path), log)
     hours, minutes, _ = field(job, "RunTime", slurm).split(":")
     output_of("scontrol", "update", f"JobId={job}", f"TimeLimit={int(hours) * 60 + int(minutes) + 2}", **slurm)
     wait_for(lambda: field(job, "JobState", slurm) == "PENDING", log)
@@ -138,21 +121,12 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_same_we
     assert field(job, "Restarts", slurm) == "1"
     text = log.read_text()
     assert f"job {job} requeues itself" in text
-    assert len(set(map(str, (line["step"] for line in runs.training_lines(clone / "out/limited"))))) == STEPS // 2
+    assert len({line["step"] for line in runs.training_lines(clone / "out/limited")}) == pausing.STEPS // 2
     assert not (clone / "out/limited/PREEMPTED").exists()
 
     command = runs.torchrun(2, "recipes/nlp.py", *flags, "--expect_processes", 2, "--output_dir", tmp_path / "whole")
-    runs.succeed(command, CUDA_VISIBLE_DEVICES="", **THREADS)
+    runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS=str(THREADS))
     assert (runs.weights(clone / "out/limited") == runs.weights(tmp_path / "whole")).all()
-
-
-def wait_for(what, log, seconds=240):
-    """Wait until `what()` is true; return its value."""
-    deadline = time.monotonic() + seconds
-    while not (value := what()):
-        assert time.monotonic() < deadline, log.read_text()[-5000:] if log.exists() else "no log"
-        time.sleep(0.5)
-    return value
 
 
 def field(job, name, environment):

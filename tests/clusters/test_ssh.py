@@ -1,7 +1,4 @@
-"""clusters/ssh.sh starts a launch on two machines (two sshd in network namespaces) and ends both together.
-
-`make test-clusters` runs this. It needs root, iproute2 and openssh-server, which it installs with apt if possible.
-"""
+"""clusters/ssh.sh starts a launch on two machines (two sshd in network namespaces) and ends both together."""
 
 import contextlib
 import os
@@ -9,34 +6,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import pausing
 import psutil
 import pytest
 import runs
 
 pytestmark = pytest.mark.clusters
-STEPS, PAUSE = 16, 8
-FLAGS = [*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--checkpointing_steps", "no"]
-PASSED_ON = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-PASSED_ON |= {"RES_OPTIONS": "timeout:1 attempts:1"}  # there is no name server in the namespace
 
 
 @pytest.fixture
 def machines(hosts, tmp_path):
     """(a clone, the command that starts ssh.sh for two machines on the first of them, its environment)."""
-    if not shutil.which("sshd"):
-        subprocess.run("apt-get update -qq && apt-get install -qq -y openssh-server", shell=True, check=False)
-    if not shutil.which("sshd"):
-        pytest.skip("no sshd, and apt cannot install openssh-server")
+    pausing.require("sshd", "openssh-server")
     Path("/run/sshd").mkdir(exist_ok=True)  # the empty folder that sshd's unprivileged process needs
     for name in ("host_key", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
-    clone = tmp_path / "clone"
-    clone.mkdir()
-    for name in ("clusters", "recipes", "shared", "tests"):
-        (clone / name).symlink_to(runs.ROOT / name)
+    clone = runs.write_clone(tmp_path / "clone")
     (clone / ".venv").symlink_to(runs.BIN.parent)
     (tmp_path / "ssh_config").write_text(
         f"IdentityFile {tmp_path}/key\nUserKnownHostsFile /dev/null\nStrictHostKeyChecking no\nLogLevel ERROR\n"
@@ -51,8 +38,8 @@ def machines(hosts, tmp_path):
         command = ["ip", "netns", "exec", name, shutil.which("sshd"), "-D", "-e", "-f", tmp_path / f"sshd{number}.conf"]
         with (tmp_path / f"sshd{number}.log").open("w") as log:
             servers.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-    environment = PASSED_ON | {"SSH": f"ssh -F {tmp_path}/ssh_config", "PROCESSES": "1", "PAUSE_FOLDER": str(tmp_path)}
-    environment |= {"PAUSES": str(PAUSE), "EXPORT": " ".join([*PASSED_ON, "PAUSE_FOLDER", "PAUSES"])}
+    passed_on = pausing.environment(tmp_path, pausing.PAUSE)
+    environment = {"SSH": f"ssh -F {tmp_path}/ssh_config", "PROCESSES": "1", "EXPORT": " ".join(passed_on)} | passed_on
     command = ["ip", "netns", "exec", hosts[0][0], "clusters/ssh.sh", tmp_path / "hosts.txt", "--"]
     try:
         yield clone, command, environment
@@ -77,27 +64,25 @@ def left(clone):
     return found
 
 
-def wait_for_pause(launch, folder):
-    notes, deadline = folder / "starts.jsonl", time.monotonic() + 240
-    while not (notes.exists() and notes.read_text().count(f'"step": {PAUSE}') == 2):
-        assert launch.poll() is None, launch.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def test_machines_start_together_save_together_and_resume_to_the_weights_of_one_process(machines, texts, tmp_path):
+@pytest.fixture
+def launch(machines, texts, tmp_path):
+    """A launch on both machines, which have reached the pause; the flags of the recipe."""
     clone, command, environment = machines
-    flags = [*FLAGS, *texts]
-    launch = runs.start(
-        [*command, "tests/clusters/paused_recipe.py", *flags, "--output_dir", "run"], folder=clone, **environment
-    )
+    flags = [*pausing.FLAGS, *texts]
+    process = runs.start([*command, pausing.RECIPE, *flags, "--output_dir", "run"], folder=clone, **environment)
     try:
-        wait_for_pause(launch, tmp_path)
-        launch.send_signal(signal.SIGTERM)
-        out, err = launch.communicate(timeout=120)
-        assert launch.returncode == 143, (out, err)
+        pausing.wait_for(lambda: pausing.paused(tmp_path), alive=lambda: process.poll() is None)
+        yield process, flags
     finally:
-        runs.end(launch)
+        runs.end(process)
+
+
+def test_machines_start_together_save_together_and_resume_to_the_weights_of_one_process(machines, launch, tmp_path):
+    clone, command, environment = machines
+    process, flags = launch
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143, (out, err)
     assert (clone / "run/PREEMPTED").exists()
     assert not left(clone)
 
@@ -107,20 +92,11 @@ def test_machines_start_together_save_together_and_resume_to_the_weights_of_one_
     assert not (clone / "run/PREEMPTED").exists()
 
 
-def test_a_failure_on_one_machine_ends_the_launch_on_all(machines, texts, tmp_path):
-    clone, command, environment = machines
-    launch = runs.start(
-        [*command, "tests/clusters/paused_recipe.py", *FLAGS, *texts, "--output_dir", "run"],
-        folder=clone,
-        **environment,
-    )
-    try:
-        wait_for_pause(launch, tmp_path)
-        worker = next(p for p in left(clone) if p.environ().get("RANK") == "1" and "paused_recipe" in str(p.cmdline()))
-        worker.kill()
-        _, err = launch.communicate(timeout=180)
-        assert launch.returncode not in (0, 143)
-        assert "ending all machines" in err
-    finally:
-        runs.end(launch)
+def test_a_failure_on_one_machine_ends_the_launch_on_all(machines, launch):
+    clone, (process, _) = machines[0], launch
+    worker = next(p for p in left(clone) if p.environ().get("RANK") == "1" and "paused_recipe" in str(p.cmdline()))
+    worker.kill()
+    _, err = process.communicate(timeout=180)
+    assert process.returncode not in (0, 143)
+    assert "ending all machines" in err
     assert not left(clone)

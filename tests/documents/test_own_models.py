@@ -31,8 +31,7 @@ def test_a_head_of_ones_own_and_two_optimizers_train_the_same_weights_on_two_pro
 
 @pytest.mark.clusters
 def test_two_optimizers_train_and_save_under_fsdp(train):
-    sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
-    folder = train("own_head", 2, "0.0001", ACCELERATE_USE_CPU="true", **sharded)
+    folder = train("own_head", 2, "0.0001", **runs.FSDP)
     one = runs.weights_that_learn(train("own_head", 1, "0.0001"))
     assert torch.allclose(one, runs.weights_that_learn(folder), rtol=0, atol=1e-4)
     assert (folder / "checkpoints/step_00000006/manifest.json").exists()

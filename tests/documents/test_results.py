@@ -48,18 +48,3 @@ def test_the_command_of_a_row_is_valid(task, row):
 def test_no_file_of_a_run_has_a_path_of_the_machine(path):
     assert not re.findall(r"(?:^|[\s\"'=:])(/\w.*|~/.*|[A-Z]:\\.*)", path.read_text(), re.MULTILINE)
     assert path.stat().st_size < 20_000
-
-
-def test_a_row_shows_mean_and_deviation_over_its_seeds_or_that_it_did_not_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(quality, "RUNS", tmp_path)
-    assert quality.line("digits", "new").split("|")[2] == " not run "
-    machine = {"cpu": "Z80", "cores": 2, "versions": {"torch": "2.13.0+cpu"}}
-    for seed, accuracy in enumerate((0.5, 0.7, 0.9)):
-        folder = quality.new_folder(tmp_path / f"digits/new/{seed}")
-        found = {"command": "python x.py", "commit": "1234567", "machine": machine, "processor_seconds": 10.0 * seed}
-        (folder / "run.json").write_text(json.dumps(found))
-        lines = [{"step": 1, "eval_loss": 2.0, "eval_accuracy": 0.1}, {"eval_loss": 1.0, "eval_accuracy": accuracy}]
-        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"step": 2, "train_runtime": 3}])))
-    assert quality.line("digits", "new").endswith(
-        "| 0.700 ± 0.200 | - | 3 | 10 | Z80, 2 cores, torch 2.13.0 | 1234567 |"
-    )

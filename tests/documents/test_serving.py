@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -40,8 +39,7 @@ def test_the_server_answers_as_the_pipeline_and_leaves_no_process(
     port = str(runs.free_port())
     address, command = f"http://127.0.0.1:{port}", [sys.executable, "docs/examples/serve.py", model, "--port", port]
     with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(command, cwd=runs.ROOT, stdout=log, stderr=log)
-    processes = []
+        server = runs.start(command, output=log, ACCELERATE_USE_CPU="true")
     try:
         for _ in range(LONGEST):
             assert server.poll() is None, (tmp_path / "log").read_text()
@@ -57,8 +55,7 @@ def test_the_server_answers_as_the_pipeline_and_leaves_no_process(
         assert processes
         assert not psutil.wait_procs(processes, LONGEST)[1]
     finally:
-        for process in (server, *(each for each in processes if each.is_running())):
-            process.kill()
+        runs.end(server)
     expected = pipeline("text-classification", model=str(model))(asked, truncation=True)
     assert [answer["label"] for answer in answers] == [each["label"] for each in expected]
     assert [answer["probability"] for answer in answers] == pytest.approx(

@@ -63,10 +63,3 @@ def test_exact_arithmetic_does_not_use_tf32(monkeypatch, compute):
     assert seen
     assert not any(seen)
     assert torch.backends.cuda.matmul.allow_tf32, "the setting of the run is restored"
-
-
-def test_tf32_is_allowed_again_after_an_error():
-    torch.backends.cuda.matmul.allow_tf32 = True
-    with pytest.raises(ZeroDivisionError), starting.without_tf32():
-        _ = 1 / 0
-    assert torch.backends.cuda.matmul.allow_tf32

@@ -4,6 +4,7 @@ import os
 import socket
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest import mock
 
 import accelerate
 import pytest
@@ -43,6 +44,11 @@ print(fresh, min(step() for _ in range(30)))  # in the first ones, the kept memo
 # Guards
 
 
+def set_all(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
 def gpus(monkeypatch, *capabilities):
     """Make torch find one NVIDIA GPU of each of these compute capabilities."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: bool(capabilities))
@@ -63,33 +69,30 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
     ("available", "environment", "flags", "message"),
     [
         (0, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {}, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 4"),
+        (0, {"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "support only DDP and FSDP2"),
+        (0, {"ACCELERATE_TORCH_DEVICE": "cuda:1"}, {}, "ACCELERATE_TORCH_DEVICE is cuda:1: all processes would use"),
+        (0, {"ACCELERATE_MIXED_PRECISION": "FP16"}, {}, "PRECISION is 'FP16': expected one of no, fp16, bf16"),
+        (0, {"ACCELERATE_USE_FSDP": "1"}, {}, "ACCELERATE_USE_FSDP is '1': expected one of true, false"),
         (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {}, "bf16 of notebook_launcher"),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no or bf16"),
-        (0, {}, {"mixed_precision": "fp16"}, "fp16 needs a GPU"),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
         (0, FSDP, {}, "FSDP needs a GPU, .*multi_cpu.yaml, or set ACCELERATE_USE_CPU=true"),
         (0, FSDP | {"ACCELERATE_USE_CPU": "true"}, {}, "FSDP on a CPU with one process .*cpu.yaml"),
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
-        (1, FSDP | {"FSDP_OFFLOAD_PARAMS": "1"}, {}, "FSDP_OFFLOAD_PARAMS is '1': expected one of true, false"),
         (1, FSDP, {"optim": "sgd"}, "--optim sgd does not work under FSDP.*--optim adamw, or DDP"),
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
-        (1, {"LOCAL_RANK": "1"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
-        (1, {"LOCAL_WORLD_SIZE": "2", starting.SHARE_GPU: "please"}, {}, "is 'please': expected one of"),
         (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
         (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as set by mpirun or srun.*torchrun"),
-        (1, {"SLURM_STEP_NUM_TASKS": "2"}, {}, "SLURM_STEP_NUM_TASKS is 2"),
         (0, {"WORLD_SIZE": "2"}, {}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
         # Settings are also checked without a command line, as a notebook could set them.
         (0, {}, {"output_dir": ""}, "--output_dir '' would be the working directory"),
         (0, {}, {"expect_processes": 2}, "--expect_processes 2, but 1 started.*torchrun --nproc-per-node"),
-        (0, {}, {"global_batch_size": 0}, "--global_batch_size 0: must be at least 1"),
     ],
 )
 def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, available, environment, flags, message):
     gpus(monkeypatch, *[(9, 0)] * available)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, environment)
     with pytest.raises(UserError, match=message):
         starting.start(ExtraOptions(**flags))
 
@@ -97,39 +100,32 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
 @pytest.mark.parametrize(
     ("available", "environment", "flags"),
     [
-        (0, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, {}),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {"mixed_precision": "bf16"}),  # the flag wins
-        (0, {"ACCELERATE_USE_FSDP": "false"}, {}),
         (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}),
         (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own variable for another script
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
-        (2, FSDP | {"LOCAL_RANK": "1", "FSDP_OFFLOAD_PARAMS": "true"}, {}),
         (2, FSDP | {"LOCAL_RANK": "1", "FSDP_OFFLOAD_PARAMS": "True"}, {}),
         (0, FSDP | ALONE_OF_TWO | {"LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # a launcher set LOCAL_RANK
-        (0, {"SLURM_STEP_NUM_TASKS": "1"}, {}),
     ],
 )
 def test_a_launch_that_this_machine_can_run_is_accepted(monkeypatch, available, environment, flags):
     gpus(monkeypatch, *[(9, 0)] * available)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, environment)
     starting.check_environment(ExtraOptions(**flags), on_cpu=available == 0)
 
 
 def test_fsdp_is_refused_if_the_settings_do_not_allow_it(monkeypatch):
     gpus(monkeypatch, (9, 0), (9, 0))
-    for name, value in FSDP.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, FSDP)
     with pytest.raises(UserError, match=r"^distributed_type FSDP needs settings that allow it, .* ExtraOptions$"):
         starting.start(Options())
 
 
 def test_processes_that_each_train_alone_are_refused(monkeypatch):
-    for name, value in (ALONE_OF_TWO | {"LOCAL_RANK": "0"}).items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, ALONE_OF_TWO | {"LOCAL_RANK": "0"})
     alone = {"num_processes": 1, "distributed_type": accelerate.DistributedType("NO"), "ddp_handler": None}
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(state=SimpleNamespace(), **alone))
     with pytest.raises(UserError, match=r"WORLD_SIZE is 2, but Accelerate has 1 process\(es\)"):
@@ -139,16 +135,11 @@ def test_processes_that_each_train_alone_are_refused(monkeypatch):
 # GPUs. No GPU is needed: the tests replace the functions with which torch and Accelerate find GPUs
 
 
-TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
-
-
-@pytest.mark.parametrize("environment", [{}, {"ACCELERATE_MIXED_PRECISION": "bf16"}])
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, environment, rank):
+def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, rank):
     gpus(monkeypatch, (8, 0), (7, 5))
-    for name, value in ({"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} | environment).items():
-        monkeypatch.setenv(name, value)
-    config = Options() if environment else Options(mixed_precision="bf16")
+    set_all(monkeypatch, {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"})
+    config = Options(mixed_precision="bf16")
     with pytest.raises(UserError, match=r"bf16 needs .* 8\.0 or newer, and GPU number 1 has 7\.5: use .*fp16"):
         starting.check_environment(config, on_cpu=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # the second GPU does not train
@@ -159,49 +150,21 @@ def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, 
 @pytest.mark.parametrize(
     ("reason", "visible", "refused"),
     [
-        (TOO_OLD, None, True),
-        ("CUDA unknown error - this may be due to an incorrectly set up environment", "0", True),
-        (TOO_OLD, "", False),  # the user asked for no GPU
-        ("Found no NVIDIA driver on your system.", None, False),
-        ("No CUDA GPUs are available", None, False),
+        ("The NVIDIA driver on your system is too old (found version 11040)", "0", True),
+        ("The NVIDIA driver on your system is too old (found version 11040)", "", False),  # the user asked for no GPU
+        ("No CUDA GPUs are available", "0", False),
     ],
 )
 def test_a_gpu_that_torch_cannot_use_is_refused_and_a_machine_without_gpu_is_accepted(
     monkeypatch, reason, visible, refused
 ):
-    def fail():
-        raise RuntimeError(f"{reason}\nand more")
-
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    gpus(monkeypatch)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "init", fail)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if not refused:
-        assert not starting.has_accelerator()
-        return
-    with pytest.raises(UserError, match=r"built for CUDA 13\.0, cannot use this machine's GPU \(.*ACCELERATE_USE_CPU"):
-        starting.has_accelerator()
-
-
-@pytest.mark.parametrize(("count", "backend"), [(1, "gloo"), (2, "nccl")])
-def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, count, backend):
-    gpus(monkeypatch, *[(9, 0)] * count)
-    two = {"num_processes": 2, "distributed_type": accelerate.DistributedType("MULTI_GPU"), "ddp_handler": None}
-    asked = {}
-    made = SimpleNamespace(state=SimpleNamespace(), **two)
-    monkeypatch.setattr(accelerate, "Accelerator", lambda **given: asked.update(given) or made)
-    launched = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", starting.SHARE_GPU: "1"}
-    for name, value in launched.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("ACCELERATE_BYPASS_DEVICE_MAP", "false")
-    starting.start(Options())
-    (handler,) = asked["kwargs_handlers"]
-    assert handler.backend == backend
-    assert not asked["cpu"]
-    assert (os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] == "true") == (count == 1)  # DDP gets no GPU index
+    monkeypatch.setattr(torch.cuda, "init", mock.Mock(side_effect=RuntimeError(f"{reason}\nand more")))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    problem = runs.problem_of(starting.has_accelerator)
+    assert (problem is not None) == refused
+    assert not refused or "built for CUDA 13.0, cannot use this machine's GPU (" in problem
 
 
 # Resources that processes share
@@ -211,10 +174,7 @@ def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, coun
     ("environment", "cores", "threads"),
     [
         ({}, 8, 8),
-        ({"OMP_NUM_THREADS": "3"}, 8, 3),
         ({"OMP_NUM_THREADS": "4,2"}, 8, 4),
-        ({"OMP_NUM_THREADS": "many"}, 8, 8),
-        ({"LOCAL_WORLD_SIZE": "3"}, 8, 2),
         ({"LOCAL_WORLD_SIZE": "4"}, 2, 1),
         ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 8, 4),  # torchrun set the 1
         ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 8, 8),  # accelerate set the 1
@@ -224,8 +184,7 @@ def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, coun
 def test_processes_share_the_cores_unless_the_user_sets_the_threads(monkeypatch, environment, cores, threads):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, environment)
     assert starting.threads_per_process() == threads
 
 
@@ -240,8 +199,7 @@ def test_a_launcher_variable_that_is_not_a_number_is_refused_and_removed(monkeyp
 def test_restarted_processes_of_one_machine_use_separate_keys_of_the_store(monkeypatch, restarts, machines, apart):
     environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines}
-    for name, value in (environment | {"MASTER_PORT": str(runs.free_port())}).items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, environment | {"MASTER_PORT": str(runs.free_port())})
     monkeypatch.setattr(ending, "known", ending.Launch())
     method = agreement.init_method(Options(), "cpu")
     store, rank, processes = next(torch.distributed.rendezvous(method, 0, 1, timeout=timedelta(seconds=20)))
@@ -256,7 +214,6 @@ def test_a_port_in_use_is_refused_in_one_line_without_a_launcher(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for name, value in (ALONE_OF_TWO | {"LOCAL_RANK": "0", "MASTER_PORT": str(port)}).items():
-            monkeypatch.setenv(name, value)
+        set_all(monkeypatch, ALONE_OF_TWO | {"LOCAL_RANK": "0", "MASTER_PORT": str(port)})
         with pytest.raises(UserError, match=rf"MASTER_PORT 127.0.0.1:{port} \(python -m shared.preflight .*EADDRINUSE"):
             starting.start(Options())

@@ -34,13 +34,11 @@ def models(alone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     (folder / "empty").mkdir()
     ResNetConfig().save_pretrained(folder / "images")
-    for name in ("good", "without weights", "cut off", "other tokenizer", "images with tokenizer"):
+    for name in ("good", "cut off", "other tokenizer"):
         shutil.copytree(alone / "model", folder / name)
-    (folder / "without weights/model.safetensors").unlink()
     with (folder / "cut off/model.safetensors").open("r+b") as file:
         file.truncate(5000)
     tokenizer = AutoTokenizer.from_pretrained(alone / "model")
     tokenizer.add_tokens(["another", "vocabulary"])
     tokenizer.save_pretrained(folder / "other tokenizer")
-    ResNetConfig().save_pretrained(folder / "images with tokenizer")
     return folder

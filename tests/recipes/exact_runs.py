@@ -6,9 +6,8 @@ import call_recipe
 import runs
 import torch
 from torch.nn import functional as F
-from toy_data import write_tuples
+from toy_data import write_numbered, write_tuples
 
-from shared.config import options
 from shared.images.images import collate
 from shared.optimization.optimizers import make_schedule
 from shared.plan.batches import Plan
@@ -45,7 +44,7 @@ ALONE = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)  # sta
 def nlp_runs(texts, folder):
     """The command lines of the NLP recipe's runs, by name."""
     tiny = [*texts, *runs.TINY]
-    epochs = write_numbered_texts(folder)
+    epochs = write_numbered("nlp", folder, EPOCHS_ROWS)
     # With 1e-3, some steps enlarge rounding errors a thousand times.
     bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-4]
     return {
@@ -93,33 +92,15 @@ def embedding_runs(texts, folder):
     }
 
 
-def prepared(recipe, flags):
-    """The config of a command line, and what the recipe loads by it."""
-    config = options.parse(recipe.Config, list(map(str, flags)))
-    return config, *recipe.load_data(config)
-
-
 def vector(tensors):
     """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
     return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
 
 
-def write_numbered_texts(folder):
-    """Write 23 different training rows of several lengths and 7 validation rows; return the flags that name both."""
-    flags = []
-    for flag, rows in (("train", range(EPOCHS_ROWS)), ("validation", range(100, 107))):
-        lines = [f"{'even' if i % 2 == 0 else 'odd'},{' '.join([f'row number {i}'] * (1 + i % 4))}" for i in rows]
-        file = folder / f"{flag}.csv"
-        file.write_text("\n".join(["label,text", *lines]) + "\n")
-        flags += [f"--{flag}_file", file]
-    return flags
-
-
 def train_images_in_one_process():
     """A second implementation of the image recipe, for one process: ({name: parameter}, {name: running statistic})."""
     recipe = runs.load_recipe("image_classification")
-    config = options.parse(recipe.Config, [*map(str, IMAGES)])
-    train, _, augmentation = recipe.load_data(config)
+    config, train, _, augmentation = runs.prepared(recipe, IMAGES)
     model = call_recipe.with_dropout(recipe.build_model)(config, train.source.names).train()
     plan = Plan(
         num_samples=len(train), seed=0, global_batch_size=48, max_steps=IMAGE_STEPS, max_samples=12, num_epochs=None

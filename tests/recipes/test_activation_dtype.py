@@ -1,18 +1,13 @@
-"""--activation_dtype in whole runs: several processes, FSDP, export."""
+"""--activation_dtype in a whole run: two processes, FSDP, export in float32."""
 
 import pytest
 import runs
 import torch
-import transformers
-from exact_runs import prepared
 from safetensors.torch import load_file
 
 BF16 = ["--activation_dtype", "bf16", "--mixed_precision", "no"]
 FLAGS = {"plain": [], "bf16": BF16}
-CPU = {"ACCELERATE_USE_CPU": "true"}
-SHARDED = {**CPU, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
-HOW = {"two": CPU, "sharded": SHARDED}
-FEW = ["--max_train_steps", 6]
+HOW = {"two": {"ACCELERATE_USE_CPU": "true"}, "sharded": runs.FSDP}
 
 
 @pytest.fixture(scope="module", params=["two", pytest.param("sharded", marks=pytest.mark.clusters)])
@@ -31,7 +26,7 @@ def gradients(request, texts, tmp_path_factory):
     several = {"bf16": configs["bf16"]}
     found[request.param] = runs.run_many(2, several, folder, "recipes/mlm.py", **HOW[request.param])
     recipe = runs.load_recipe("mlm")
-    config, *_, tokenizer = prepared(recipe, configs["plain"])
+    config, *_, tokenizer = runs.prepared(recipe, configs["plain"])
     start = recipe.build_model(config, tokenizer).state_dict()  # the weights before the first step
     return {how: {name: moved(output, start) for name, output in each.items()} for how, each in found.items()}
 
@@ -47,26 +42,3 @@ def test_the_gradient_of_a_step_is_that_of_one_process_and_near_that_of_float32(
     (how,) = {*gradients} - {"one"}
     assert runs.distance(gradients[how]["bf16"], gradients["one"]["bf16"]) < 1e-4
     assert 1e-4 < runs.distance(gradients["one"]["bf16"], gradients["one"]["plain"]) < 0.05
-
-
-def test_a_classifier_trains_in_bf16_and_is_exported_in_float32(texts, tmp_path):
-    for name in ("plain", "bf16"):
-        runs.train("nlp", tmp_path / name, *texts, *runs.TINY, *FEW, "--logging_steps", 1, *FLAGS[name])
-    plain, bf16 = (runs.losses(tmp_path / name) for name in ("plain", "bf16"))
-    assert bf16 == pytest.approx(plain, rel=0.02)
-    assert bf16 != plain
-    stored = load_file(tmp_path / "bf16/model/model.safetensors")
-    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
-
-
-def test_a_vision_transformer_trains_in_bf16_and_its_average_is_evaluated_in_bf16(tmp_path):
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(**runs.SIZES, image_size=16, patch_size=4, num_labels=10)
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
-    flags = [*runs.TINY_IMAGES, "--model_name_or_path", tmp_path / "vit", "--ema_decay", 0.9]
-    plain, bf16 = (
-        runs.train("image_classification", tmp_path / name, *flags, *FLAGS[name]) for name in ("plain", "bf16")
-    )
-    assert bf16["eval_loss"] == pytest.approx(plain["eval_loss"], rel=0.02)
-    assert bf16["eval_loss"] != plain["eval_loss"]

@@ -40,7 +40,6 @@ def train(flags):
 
 
 def at(run, step=STABLE):
-    """The checkpoint of a step."""
     return resuming.complete(run)[step]
 
 
@@ -69,11 +68,8 @@ def test_a_branch_is_the_run_with_that_decay_also_after_kills_and_leaves_the_oth
 
 
 def test_a_branch_of_a_constant_run_may_end_elsewhere_and_has_a_best_model_and_tracker_of_its_own(train, tmp_path):
-    constant, best = (
-        ["--lr_scheduler_type", "constant"],
-        ["--metric_for_best_model", "loss", "--load_best_model_at_end"],
-    )
-    train(tmp_path / "run", 4, *constant, *best)
+    best = ["--metric_for_best_model", "loss", "--load_best_model_at_end"]
+    train(tmp_path / "run", 4, "--lr_scheduler_type", "constant", *best)
     train(tmp_path / "branch", 6, "--decay_from", at(tmp_path / "run", 4), *best)
     assert runs.training_lines(tmp_path / "branch")[-1]["learning_rate"] == pytest.approx(0.01 * (1 - 0.5**0.5))
     before, after = (
@@ -84,27 +80,24 @@ def test_a_branch_of_a_constant_run_may_end_elsewhere_and_has_a_best_model_and_t
     assert before["run_id"] != after["run_id"]
 
 
-REFUSED = [  # more flags, checkpoint, message
-    (lambda whole: [END, "--decay_from", at(whole, 8)], "its last step had a learning rate of 0.00"),
-    (lambda whole: [END, "--decay_from", at(whole, 2)], "its last step had a learning rate of 0.0066"),
-    (lambda whole: [STABLE, "--decay_from", at(whole)], "the run ends at step 6: give it more steps"),
-    (lambda whole: [END, "--decay_from", at(whole), "--seed", 1], "other settings (--seed was 0, is 1): use the old"),
-    (
-        lambda whole: [END, "--decay_from", at(whole), "--warmup_steps", 1],
-        "other settings (--warmup_steps was 2, is 1)",
-    ),
-    (lambda whole: [END, "--decay_from", at(whole), "--max_train_samples", 99], "leave out --decay_from for a new run"),
-    (lambda whole: [END, "--decay_from", whole / "checkpoints/step_00000007"], "there is no such folder"),
-    (lambda whole: [END, "--decay_from", whole], "expected a folder such as"),
-    (lambda whole: [END, "--decay_from", at(whole), "--decay_ratio", 0.1], "exclude each other"),
-    (lambda whole: [END, "--decay_from", at(whole), "--lr_scheduler_type", "linear"], "has no effect without"),
-]
-
-
-@pytest.mark.parametrize(("more", "message"), REFUSED)
-def test_a_branch_that_cannot_be_one_is_refused_in_one_line(train, whole, tmp_path, more, message):
+@pytest.mark.parametrize(
+    ("steps", "step", "more", "message"),
+    [
+        (END, 8, [], "its last step had a learning rate of 0.00"),
+        (END, 2, [], "its last step had a learning rate of 0.0066"),
+        (STABLE, STABLE, [], "the run ends at step 6: give it more steps"),
+        (END, STABLE, ["--warmup_steps", 1], "other settings (--warmup_steps was 2, is 1): use the old"),
+        (END, STABLE, ["--max_train_samples", 99], "leave out --decay_from for a new run"),
+        (END, 7, [], "there is no such folder"),
+        (END, STABLE, ["--decay_from", "a"], "expected a folder such as"),
+        (END, STABLE, ["--decay_ratio", 0.1], "exclude each other"),
+        (END, STABLE, ["--lr_scheduler_type", "linear"], "has no effect without"),
+    ],
+)
+def test_a_branch_that_cannot_be_one_is_refused_in_one_line(train, whole, tmp_path, steps, step, more, message):
     before = files(whole)
-    assert message in refusal(train, tmp_path / "branch", *more(whole))
+    checkpoint = whole / f"checkpoints/step_{step:08d}"
+    assert message in refusal(train, tmp_path / "branch", steps, "--decay_from", checkpoint, *more)
     assert not list((tmp_path / "branch").glob("*"))
     assert files(whole) == before
 

@@ -1,7 +1,6 @@
-"""FSDP2, step by step: a recipe's loop with a sharded model on two processes over gloo, with an overflow in one step.
+"""Updates under FSDP2 on two processes over gloo, with an overflow in one step, as in the loop of a recipe.
 
-Each forward and backward pass communicates, so both processes need the same number of micro-batches. Whole runs of the
-recipes are in test_fsdp_recipes.py; `make gpu` runs accelerate_configs/fsdp.yaml on GPUs.
+Whole runs of the recipes are in test_fsdp_recipes.py; `make gpu` runs accelerate_configs/fsdp.yaml on GPUs.
 """
 
 import os
@@ -12,107 +11,42 @@ import runs
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn import functional as F
 
 from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.fsdp.strategy import shard
-from shared.monitoring import evaluation
-from shared.monitoring.monitor import Monitor
 from shared.optimization import gradients
-from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.plan.batches import Plan
-from shared.plan.loading import Loader, feed
+from shared.optimization.optimizers import make_optimizer, step_if_finite
 
-CONFIG = Options(learning_rate=0.01, weight_decay=0.1, global_batch_size=8, max_grad_norm=0.2)
-SAMPLES, UNSEEN, OVERFLOW_AT = 41, 27, 2  # five steps of 8 samples and one of a single sample
-LENGTHS = np.random.default_rng(0).integers(1, 30, SAMPLES + UNSEEN)
-LENGTHS[:3] = 30  # long rows, so that some micro-batches have few rows and others many
+CONFIG = Options(learning_rate=0.01, weight_decay=0.1, max_grad_norm=0.2)
+STEPS, OVERFLOW_AT = 6, 2
 
 
-class Classifier(nn.Module):
-    """Mean of embeddings, then two layers. No layer is repeated, so the model is sharded as a whole."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(50, 16, padding_idx=0)
-        self.body = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 3))  # 33 rows: uneven shards
-
-    def forward(self, ids):
-        return self.body(self.embedding(ids).sum(1) / (ids > 0).sum(1, keepdim=True))
+def build():
+    """No layer is repeated, so the model is sharded as a whole."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 3))  # 33 rows: uneven shards
 
 
-class Sequences(torch.utils.data.Dataset):
-    draws_random = False
+def train(accelerator, model, sync=lambda last: None):
+    """Steps of two micro-batches, of which each process has its rows; the norm of each step and whether it was skipped.
 
-    def __init__(self, first, number):
-        self.first, self.number = first, number
-
-    def __len__(self):
-        return self.number
-
-    def __getitem__(self, row):
-        row += self.first
-        return torch.arange(row, row + LENGTHS[row]) * 7 % 49 + 1, row % 3
-
-
-def collate(rows):
-    ids, targets = zip(*rows, strict=True)
-    return nn.utils.rnn.pad_sequence(ids, batch_first=True), torch.tensor(targets)
-
-
-def train_and_evaluate(accelerator, model, sync, equal_counts):
-    """The loop of a recipe, one epoch; `sync(last)` tells the model whether this backward pass communicates."""
-    plan = Plan(
-        lengths=LENGTHS[:SAMPLES],
-        seed=0,
-        global_batch_size=CONFIG.global_batch_size,
-        num_epochs=1,
-        max_tokens=60,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
-        equal_counts=equal_counts,
-    )
-    data, parameters = Sequences(0, SAMPLES), list(model.parameters())
-    optimizer = make_optimizer(model, CONFIG)
-    loader = Loader(data, plan, collate, accelerator.device)
-    monitor = Monitor(accelerator, LENGTHS, {})
-    schedule = make_schedule(CONFIG, plan.total_steps)
-    steps, counts = [], []
-    for step in range(plan.total_steps):
-        set_learning_rate(optimizer, schedule(step))
-        counts.append([])
-        for micro_batch, (ids, targets) in loader.micro_batches(step):
-            loss = F.cross_entropy(model(ids), targets, reduction="sum") * micro_batch.counted / micro_batch.step_size
-            monitor.add(micro_batch, loss)
-            if step == OVERFLOW_AT and micro_batch.index == 1:
+    `sync(last)` tells the model whether this backward pass communicates.
+    """
+    parameters, optimizer, found = list(model.parameters()), make_optimizer(model, CONFIG), []
+    for step in range(STEPS):
+        batches = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(step))
+        for number, rows in enumerate(batches.unbind()):
+            loss = model(rows[accelerator.process_index :: accelerator.num_processes]).square().sum() / 16
+            if step == OVERFLOW_AT and number == 1 and accelerator.is_main_process:
                 loss = loss * torch.inf  # on one process only
-            sync(micro_batch.last)
+            sync(number == 1)
             (loss * accelerator.num_processes).backward()
-            counts[-1].append(micro_batch.counted)
         grad_norm = gradients.clip(accelerator, parameters, CONFIG.max_grad_norm)
-        monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
+        skipped = step_if_finite(accelerator, optimizer, grad_norm)
         optimizer.zero_grad()
-        figures = monitor.read()
-        steps.append({"loss": figures["loss"], "samples": figures["samples"], "grad_norm": str(float(grad_norm))})
-    evaluated = []
-
-    def predict(model, micro_batch, batch):
-        ids, targets = batch
-        logits = model(ids)
-        evaluated.append(micro_batch.counted)
-        return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
-
-    batches = feed(plan.evaluation(LENGTHS[SAMPLES:]), Sequences(SAMPLES, UNSEEN), collate, accelerator.device)
-    predictions, losses, _ = evaluation.collect(accelerator, model, batches, predict, (UNSEEN,))
-    return {
-        "steps": steps,
-        "counted": counts,
-        "skipped": figures["skipped_updates"],
-        "predictions": predictions.tolist(),
-        "eval_losses": losses.tolist(),
-        "evaluated": evaluated,
-    }
+        found.append([str(float(grad_norm)), bool(skipped)])
+    return found
 
 
 def train_sharded(accelerator, folder):
@@ -122,23 +56,18 @@ def train_sharded(accelerator, folder):
 
     os.environ["FSDP_VERSION"] = "2"
     of_accelerate.use_fsdp_on_cpu(accelerator)
-
-    def train(policy):
+    found = {}
+    # Memory cannot be pinned without a GPU.
+    for name, policy in (("offloaded", CPUOffloadPolicy(pin_memory=False)), ("steps", OffloadPolicy())):
         of_accelerate.fsdp_settings(accelerator).cpu_offload = policy
-        torch.manual_seed(0)
-        model = Classifier()
+        model = build()
         shard(accelerator, model)
-        is_sharded = all(isinstance(p, DTensor) for p in model.parameters())
-        result = train_and_evaluate(accelerator, model, model.set_requires_gradient_sync, equal_counts=True)
-        return model, result | {"sharded": is_sharded}
-
-    _, offloaded = train(CPUOffloadPolicy(pin_memory=False))  # memory cannot be pinned without a GPU
-    model, result = train(OffloadPolicy())
-    result["offloaded"] = offloaded
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        found[name] = train(accelerator, model, model.set_requires_gradient_sync)
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if accelerator.is_main_process:
         save_file(weights, folder / "model.safetensors")
-    return result
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -148,47 +77,20 @@ def sharded(tmp_path_factory):
     return runs.in_group(train_sharded, 2, folder), load_file(folder / "model.safetensors")
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """(the result of one process, its weights)."""
-    from accelerate import Accelerator
-
-    torch.manual_seed(0)
-    model = Classifier()
-    return train_and_evaluate(Accelerator(cpu=True), model, lambda last: None, equal_counts=False), model.state_dict()
-
-
-def test_steps_equal_those_of_one_process_and_the_update_that_is_not_finite_is_skipped(sharded, alone):
+def test_steps_equal_those_of_one_process_and_the_update_that_is_not_finite_is_skipped(sharded, accelerator):
     (main, second), weights = sharded
-    assert main["sharded"]
-    assert second["sharded"]
+    model = build()
+    expected = train(accelerator, model)
     assert main["steps"] == second["steps"]
-    assert [step["samples"] for step in main["steps"]] == [step["samples"] for step in alone[0]["steps"]]
-    for key in ("loss", "grad_norm"):
-        ours, expected = ([float(step[key]) for step in result["steps"]] for result in (main, alone[0]))
-        assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True), key
-    assert main["skipped"] == second["skipped"] == alone[0]["skipped"] == 1
-    finite = [np.isfinite(float(step["grad_norm"])) for step in main["steps"]]
-    assert finite == [step != OVERFLOW_AT for step in range(len(finite))]
-    assert weights.keys() == alone[1].keys()
-    vectors = [torch.cat([w[name].flatten().double() for name in sorted(w)]) for w in (weights, alone[1])]
+    assert [skipped for _, skipped in main["steps"]] == [step == OVERFLOW_AT for step in range(STEPS)]
+    norms, wanted = ([float(norm) for norm, _ in steps] for steps in (main["steps"], expected))
+    assert norms == pytest.approx(wanted, rel=1e-5, nan_ok=True)
+    assert [bool(np.isfinite(norm)) for norm in norms] == [not skipped for _, skipped in main["steps"]]
+    vectors = [torch.cat([w[name].flatten().double() for name in sorted(w)]) for w in (weights, model.state_dict())]
     assert runs.distance(*vectors) < 1e-6
 
 
-def test_both_processes_have_equally_many_passes_and_the_evaluation_counts_each_sample_once(sharded, alone):
-    (main, second), _ = sharded
-    for counts in zip(main["counted"], second["counted"], strict=True):
-        assert len(counts[0]) == len(counts[1])
-    assert main["counted"][-1] != second["counted"][-1], "no process had to repeat a sample"
-    assert len(main["evaluated"]) == len(second["evaluated"])
-    assert not all(main["evaluated"] + second["evaluated"]), "no process had to repeat a sample in evaluation"
-    for result in (main, second):
-        assert result["predictions"] == alone[0]["predictions"]
-        assert result["eval_losses"] == pytest.approx(alone[0]["eval_losses"], rel=1e-5)
-
-
-def test_parameters_on_the_host_give_the_same_steps_and_predictions(sharded):
+def test_parameters_on_the_host_give_the_same_steps(sharded):
     """fsdp_offload_params, as far as a CPU can show: the same policy, with host and device in one memory."""
     for result in sharded[0]:
-        for key in ("steps", "predictions", "skipped"):
-            assert result["offloaded"][key] == result[key]
+        assert result["offloaded"] == result["steps"]

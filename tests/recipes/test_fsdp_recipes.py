@@ -1,69 +1,52 @@
 """Recipes with FSDP2 on CPUs over gloo equal runs of one process, for each kind of model that they make or load."""
 
+import families
 import pytest
 import runs
-import torch
 import toy_data
 import transformers
 from safetensors.torch import load_file
 
-from shared.config import options
-
 pytestmark = pytest.mark.clusters
 ALONE = {"ACCELERATE_USE_CPU": "true"}
-SHARDED = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-SHARDED |= {"FSDP_RESHARD_AFTER_FORWARD": "true"}
 STEPS = [
     *("--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", 20),
     *("--learning_rate", 1e-3, "--max_tokens_per_micro_batch", 192),
 ]
-TEXT = runs.SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 64}
-DISTILBERT = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64, "dropout": 0.0}
-DISTILBERT |= {"attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-ELECTRA = TEXT | {"embedding_size": 16, "classifier_dropout": 0.0, "summary_last_dropout": 0.0}
-PICTURE = runs.SIZES | {"image_size": 16, "patch_size": 4, "num_labels": 10}
-PICTURE |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-LOADED_TEXT = {"distilbert": ("DistilBert", DISTILBERT), "electra": ("Electra", ELECTRA)}
-LOADED_IMAGES = {"vit": ("ViT", PICTURE), "deit": ("DeiT", PICTURE)}
+HEADS = {"nlp": "ForSequenceClassification", "mlm": "ForMaskedLM", "image_classification": "ForImageClassification"}
+HEADS |= {"token_classification": "ForTokenClassification", "embeddings": ""}
 
 
-def write_models(folder, recipe, loaded, processor=None, **more):
-    """Write the models of a recipe with random weights; {name: the flags that load the model}."""
-    flags = {}
-    for name, (prefix, sizes) in loaded.items():
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{prefix}Config")(**sizes, **more)
-        model = getattr(transformers, f"{prefix}{HEADS[recipe] or 'Model'}")(config)
+def write_models(folder, recipe, kinds, processor, **more):
+    """Write the models of a recipe with random weights; {kind: the flags that load the model}."""
+    for kind in kinds:
+        model = families.small(kind, getattr(transformers, f"AutoModel{HEADS[recipe]}"), initializer_range=0.02, **more)
         for each in (model, processor):
-            each.save_pretrained(folder / name)
-        flags[name] = ["--model_name_or_path", folder / name]
-    return flags
+            each.save_pretrained(folder / kind)
+    return {kind: ["--model_name_or_path", folder / kind] for kind in kinds}
 
 
 def text_configs(recipe, folder, texts):
     """The flags of the runs of a text recipe, by kind of model."""
-    module, data = runs.load_recipe(recipe), toy_data.write_data(recipe, texts, folder)
-    tokenizer = module.load_data(options.parse(module.Config, [*map(str, data), *runs.TINY]))[-1]
+    data = toy_data.write_data(recipe, texts, folder)
+    *_, tokenizer = runs.prepared(recipe, [*data, *runs.TINY])
     made = {name: ["--model_type", name] for name in ("modernbert", "bert", "roberta")}
     made |= {"rows": ["--model_type", "bert", "--no_packing"]} if recipe == "nlp" else {}
     known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    loaded = write_models(folder / f"{recipe}-models", recipe, LOADED_TEXT, tokenizer, **known)
+    loaded = write_models(folder, recipe, ("distilbert", "electra"), tokenizer, **known)
     loaded["adapters"] = [*loaded["electra"], "--lora_rank", 4]
     return {name: [*data, *runs.TINY, *STEPS, *flags] for name, flags in (made | loaded).items()}
 
 
 def image_configs(recipe, folder, _):
     """The flags of the image recipe's runs, by kind of model; two and three processes share six micro-batches."""
-    size = {"height": 16, "width": 16}
-    processor = transformers.ViTImageProcessorPil(size=size)
-    loaded = write_models(folder / "images-models", recipe, LOADED_IMAGES, processor)
+    processor = transformers.ViTImageProcessorPil(size={"height": 16, "width": 16})
+    loaded = write_models(folder, recipe, ("vit", "deit"), processor, num_labels=10)
     own = ["--global_batch_size", 36, "--micro_batches_per_step", 6, "--optim", "adamw"]
     made = {"resnet": ["--scale_learning_rate", "none"]}
     return {name: [*runs.TINY_IMAGES, *STEPS[:-2], *own, *flags] for name, flags in (made | loaded).items()}
 
 
-HEADS = {"nlp": "ForSequenceClassification", "mlm": "ForMaskedLM", "image_classification": "ForImageClassification"}
-HEADS |= {"token_classification": "ForTokenClassification", "embeddings": ""}
 # Some kinds of model per recipe are resumed, too. The kinds in neither list are trained only.
 RESUMED = {"nlp": ["modernbert", "adapters"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
 RESUMED |= {"token_classification": ["modernbert", "electra"], "embeddings": ["bert", "distilbert"]}
@@ -85,12 +68,12 @@ def trained(request, texts, tmp_path_factory):
     chosen = {name: flags for name, flags in every.items() if (name in in_test) == (part == "resumed")}
     saved = {n: [*flags, "--checkpointing_steps", 10] if n in RESUMED[recipe] else flags for n, flags in chosen.items()}
     alone = runs.run_many(1, chosen, folder, path, **ALONE)
-    two = runs.run_many(2, saved, folder, path, **SHARDED)
+    two = runs.run_many(2, saved, folder, path, **runs.FSDP)
     if part == "others":
         return recipe, {"alone": alone, "two": two}, folder
     middle = {n: ["--resume_from_checkpoint", two[n] / "checkpoints/step_00000010"] for n in RESUMED[recipe]}
     resumed = {n: [*chosen[n], *flags] for n, flags in middle.items()}
-    three = runs.run_many(3, resumed, folder, path, **SHARDED)
+    three = runs.run_many(3, resumed, folder, path, **runs.FSDP)
     again = runs.run_many(1, {f"{n}-resumed": flags for n, flags in resumed.items()}, folder, path, **ALONE)
     unsharded = {name.removesuffix("-resumed"): output for name, output in again.items()}
     return recipe, {"alone": alone, "two": two, "three": three, "unsharded": unsharded}, folder

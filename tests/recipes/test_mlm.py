@@ -6,13 +6,13 @@ test_exactness.py tests that runs on any number of processes are equal.
 import itertools
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import exact_runs
 import numpy as np
 import pytest
 import runs
 import torch
-from exact_runs import prepared, vector
 from safetensors.torch import load_file
 
 from shared.config import options
@@ -33,7 +33,7 @@ def trained(mlm, texts, tmp_path_factory):
 
 def test_the_masks_of_validation_text_do_not_depend_on_the_masking_flags_or_the_seed(mlm, texts):
     usual, *other = (
-        prepared(mlm, [*texts, *runs.TINY, *flags])[2]
+        runs.prepared(mlm, [*texts, *runs.TINY, *flags])[2]
         for flags in ([], ["--mlm_probability", "0.5"], ["--seed", "5"], ["--mask_replace_prob", "0.2"])
     )
     everything, epochs = np.arange(len(usual)), np.zeros(len(usual), int)
@@ -56,17 +56,12 @@ def test_the_exported_model_fills_masks_and_both_recipes_start_from_it(mlm, trai
     assert json.loads((folder / "config.json").read_text())["vocab_size"] % 64 == 0
 
     nlp = runs.load_recipe("nlp")
-    few = ["--max_train_steps", "2", "--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "fine")]
-    config = options.parse(nlp.Config, [*map(str, [*texts, *runs.TINY]), *few])
-    *_, labels, tokenizer = nlp.load_data(config)
-    model = nlp.build_model(config, labels, tokenizer)
-    pretrained = load_file(folder / "model.safetensors")
-    own = model.state_dict()
+    again = [*texts, *runs.TINY, "--model_name_or_path", folder]
+    config, *_, labels, tokenizer = runs.prepared(nlp, again)
+    own, pretrained = nlp.build_model(config, labels, tokenizer).state_dict(), load_file(folder / "model.safetensors")
     loaded = [name for name in pretrained if name in own and torch.equal(own[name], pretrained[name])]
     assert set(own) - set(loaded) == {"classifier.weight", "classifier.bias"}, "only the classifier is new"
-    assert nlp.main(config)["eval_loss"] > 0
-    again = ["--model_name_or_path", folder, "--max_train_steps", 1, "--warmup_steps", 0]
-    runs.train(mlm, tmp_path / "second", *texts, *runs.TINY, *again)
+    runs.train(mlm, tmp_path / "second", *again, "--max_train_steps", 1, "--warmup_steps", 0)
     (first,) = runs.training_lines(tmp_path / "second")
     assert first["loss"] < runs.training_lines(trained)[0]["loss"] - 0.3
 
@@ -86,31 +81,29 @@ def test_the_full_size_configs_load_and_train_with_tiny_dimensions(mlm, texts, t
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_a_new_model_has_the_requested_positions_and_rotary_base(kind):
-    tokenizer = SimpleNamespace(pad_token_id=3, cls_token_id=1, sep_token_id=2)
-    given = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3}
-    given |= {"intermediate_size": None, "max_length": 512, "rope_theta": None}
-    with_length = type("Tokenizer", (SimpleNamespace,), {"__len__": lambda _: 100})(**vars(tokenizer))
+    tokenizer = mock.MagicMock(pad_token_id=3, cls_token_id=1, sep_token_id=2, __len__=lambda _: 100)
 
-    def sizes_of(config):
-        return new_encoder("AutoModelForMaskedLM", config, with_length, vocab_multiple=64).config
+    def sizes_of(rope_theta):
+        config = SimpleNamespace(model_type=kind, hidden_size=64, num_attention_heads=2, num_hidden_layers=3)
+        vars(config).update(intermediate_size=None, max_length=512, rope_theta=rope_theta)
+        return new_encoder("AutoModelForMaskedLM", config, tokenizer, vocab_multiple=64).config
 
-    sizes = sizes_of(SimpleNamespace(**given))
+    sizes = sizes_of(None)
     assert sizes.vocab_size == 128
     assert sizes.max_position_embeddings == (516 if kind == "roberta" else 512)
-    requested = SimpleNamespace(**given | {"rope_theta": 1e4})
     if kind != "modernbert":
         with pytest.raises(UserError, match="--rope_theta 10000 has no effect on --model_type"):
-            sizes_of(requested)
+            sizes_of(1e4)
         return
-    for chosen, theta in ((sizes, 160_000), (sizes_of(requested), 10_000)):
+    for chosen, theta in ((sizes, 160_000), (sizes_of(1e4), 10_000)):
         found = {name: part["rope_theta"] for name, part in chosen.rope_parameters.items()}
         assert found == {"full_attention": theta, "sliding_attention": 10_000}
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_path, kind):
+def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, kind):
     flags = [*texts, *runs.TINY, "--model_type", kind, "--optim", "muon", "--weight_decay", 0.1, "--adam_beta2", 0.98]
-    config, _, _, tokenizer = prepared(mlm, flags)
+    config, _, _, tokenizer = runs.prepared(mlm, flags)
     model = mlm.build_model(config, tokenizer)
     names = {id(p): name for name, p in model.named_parameters()}
     found = [(names[id(p)], group) for group in make_optimizer(model, config).param_groups for p in group["params"]]
@@ -120,10 +113,6 @@ def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, 
         assert group["use_muon"] == (matrix and ".layer" in name), name
         assert group["use_muon"] or (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-10)
         assert (group["weight_decay"] > 0) == matrix, name
-    if kind == "modernbert":
-        runs.train(mlm, tmp_path / "run", *flags, "--max_train_steps", 2)
-        moved = runs.distance(runs.weights(tmp_path / "run"), vector(model.state_dict()))
-        assert 0 < moved < 1
 
 
 @pytest.mark.campaign

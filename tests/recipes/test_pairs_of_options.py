@@ -27,60 +27,28 @@ from shared.processes import folder_lock
 RECIPES = sorted(path.stem for path in (runs.ROOT / "recipes").glob("*.py"))
 FEW = 2  # runs of a recipe in `make test`
 
-VALUES = {  # flags of each option that is neither a switch nor a choice
-    "csv_delimiter": ["--csv_delimiter ,"],
-    "validation_split_percentage": ["--validation_split_percentage 30"],
-    "max_train_samples": ["--max_train_samples 50"],
-    "max_eval_samples": ["--max_eval_samples 20"],
-    "dataloader_num_workers": ["--dataloader_num_workers 1"],
-    "gradient_accumulation_steps": ["--gradient_accumulation_steps 2 --per_device_train_batch_size 6"],
-    "per_device_train_batch_size": ["--per_device_train_batch_size 4"],
-    "micro_batches_per_step": ["--micro_batches_per_step 3"],
-    "max_tokens_per_micro_batch": ["--max_tokens_per_micro_batch None"],
-    "learning_rate": ["--learning_rate 0.01"],
-    "adam_beta1": ["--adam_beta1 0.8"],
-    "adam_beta2": ["--adam_beta2 0.9"],
-    "adam_epsilon": ["--adam_epsilon 1e-6"],
-    "weight_decay": ["--weight_decay 0"],
-    "decay_ratio": ["--lr_scheduler_type warmup_stable_decay --decay_ratio 0.5"],
-    "warmup_steps": ["--warmup_steps 1"],
-    "layer_lr_decay": ["--layer_lr_decay 0.8"],
-    "freeze": ["--freeze embeddings", "--freeze *.bias"],
-    "max_grad_norm": ["--max_grad_norm 0"],
-    "checkpointing_steps": ["--checkpointing_steps 1", "--checkpointing_steps no"],
-    "save_total_limit": ["--save_total_limit None"],
-    "eval_steps": ["--eval_steps 1"],
-    "metric_for_best_model": ["--metric_for_best_model loss"],
-    "load_best_model_at_end": ["--metric_for_best_model loss --load_best_model_at_end"],
-    "early_stopping_patience": ["--metric_for_best_model loss --early_stopping_patience 1"],
-    "profile": ["--profile 1"],
-    "expect_processes": ["--expect_processes 1"],
-    "intermediate_size": ["--intermediate_size 40"],
-    "rope_theta": ["--rope_theta 500"],
-    "lora_rank": ["--lora_rank 2", "--lora_rank 2 --lora_targets query --lora_alpha 2 --lora_dropout 0.1"],
-    "stride": ["--stride 8"],
-    "matryoshka_dims": ["--matryoshka_dims 16 8"],
-    "kept_micro_batches": ["--kept_micro_batches 2"],
-    "temperature": ["--temperature 0.5"],
-    "class_weights": ["--class_weights balanced"],
-    "label_smoothing": ["--label_smoothing 0.1"],
-    "label_smoothing_factor": ["--label_smoothing_factor 0.1"],
-    "mlm_probability": ["--mlm_probability 0.5"],
-    "random_replace_prob": ["--random_replace_prob 0"],
-    "ema_decay": ["--ema_decay 0.9"],
-    "decode_size": ["--decode_size 20"],
-    "mixup": ["--mixup 0.2"],
-    "cutmix": ["--cutmix 1"],
-    "hue": ["--hue 0.1"],
-    "min_crop_area": ["--min_crop_area 1"],
-    "random_erasing": ["--random_erasing 0.5"],
-    "rand_augment": ["--rand_augment 2"],
-    "ra_magnitude": ["--rand_augment 2 --ra_magnitude 5"],
-    "resize_size": ["--resize_size 20"],
-    "train_image_size": ["--train_image_size 12"],
-    "repeated_augmentation": ["--repeated_augmentation 2"],
-    "stochastic_depth": ["--stochastic_depth 0.3"],
-}
+# Flags of the values of each option that is neither a switch nor a choice. The first flag is that of the option.
+VALUES = """
+--csv_delimiter , | --validation_split_percentage 30 | --max_train_samples 50
+--max_eval_samples 20 | --dataloader_num_workers 1
+--gradient_accumulation_steps 2 --per_device_train_batch_size 6
+--per_device_train_batch_size 4 | --micro_batches_per_step 3
+--max_tokens_per_micro_batch None | --learning_rate 0.01 | --adam_beta1 0.8 | --adam_beta2 0.9
+--adam_epsilon 1e-6 | --weight_decay 0
+--decay_ratio 0.5 --lr_scheduler_type warmup_stable_decay | --warmup_steps 1
+--layer_lr_decay 0.8 | --freeze embeddings | --freeze *.bias | --max_grad_norm 0
+--checkpointing_steps 1 | --checkpointing_steps no | --save_total_limit None | --eval_steps 1
+--metric_for_best_model loss | --load_best_model_at_end --metric_for_best_model loss
+--early_stopping_patience 1 --metric_for_best_model loss | --profile 1 | --expect_processes 1
+--intermediate_size 40 | --rope_theta 500 | --lora_rank 2
+--lora_rank 2 --lora_targets query --lora_alpha 2 --lora_dropout 0.1 | --stride 8
+--matryoshka_dims 16 8 | --kept_micro_batches 2 | --temperature 0.5 | --class_weights balanced
+--label_smoothing 0.1 | --label_smoothing_factor 0.1 | --mlm_probability 0.5
+--random_replace_prob 0 | --ema_decay 0.9 | --decode_size 20 | --mixup 0.2 | --cutmix 1
+--hue 0.1 | --min_crop_area 1 | --random_erasing 0.5 | --rand_augment 2
+--ra_magnitude 5 --rand_augment 2 | --resize_size 20 | --train_image_size 12
+--repeated_augmentation 2 | --stochastic_depth 0.3
+"""
 # Switches that need a GPU or the network, or compile for minutes; and those that the flags of others contain.
 NOT_HERE = {"torch_compile", "push_to_hub", "sync_batchnorm", "cudnn_benchmark"}
 NOT_HERE |= {"dry_run", "report_to", "load_best_model_at_end", "greater_is_better", "problem_type"}
@@ -90,8 +58,8 @@ IMAGES = [*runs.TINY_IMAGES[:9], "--per_device_train_batch_size", "12"]
 
 def values_of(config_class: type[Options], name: str) -> list[str]:
     """The flags of the values of an option that are not its default."""
-    if name in VALUES:
-        return VALUES[name]
+    if found := [flags for flags in re.split(r" \| |\n", VALUES) if flags.split()[:1] == [f"--{name}"]]:
+        return found
     hint, default = command_line.kind(command_line.field_types(config_class)[name]), getattr(config_class(), name)
     if name in NOT_HERE:
         return []

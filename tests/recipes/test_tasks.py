@@ -24,12 +24,6 @@ def several_labels(text):
     return {"text": text, "label": [word for word in ("the", "return", "of", "test") if word in text.lower()] or ["no"]}
 
 
-def one_number(text):
-    """A row with a pair of texts and a number, which depends on their lengths and on the first text."""
-    first, second = text[: len(text) // 3], text[len(text) // 4 :]
-    return {"first": first, "second": second, "label": len(first) / (len(first) + len(second)) + first.count("t") / 5}
-
-
 @pytest.fixture
 def train(texts, tmp_path):
     """A function that trains on rows made from the texts; it returns the validation rows and the folder of the run."""
@@ -55,45 +49,19 @@ def scores_of(output):
 
 
 def test_scores_of_several_labels_per_text_equal_those_of_scikit_learn(train):
-    several = ["micro_f1", "macro_f1", "accuracy", "roc_auc", "recall_of_class"]
-    rows, output = train(several_labels, "--metric_name", *several, "--positive_label", "the")
+    several = ["micro_f1", "macro_f1", "accuracy", "roc_auc"]
+    rows, output = train(several_labels, "--metric_name", *several)
     logits = logits_of(output / "model", [row["text"] for row in rows])
-    config = AutoConfig.from_pretrained(output / "model")
-    assert config.problem_type == "multi_label_classification"
-    names = [config.id2label[i] for i in range(config.num_labels)]
+    names = AutoConfig.from_pretrained(output / "model").id2label.values()
     true = np.array([[name in row["label"] for name in names] for row in rows], int)
     predicted = (logits > 0).int().numpy()
     assert 0 < predicted.mean() < 1
-    assert (predicted != true).any()
-    scores = scores_of(output)
-    expected = {
-        "micro_f1": f1_score(true, predicted, average="micro"),
-        "macro_f1": f1_score(true, predicted, average="macro", zero_division=0),
-        "accuracy": accuracy_score(true, predicted),
-        "roc_auc": np.mean([roc_auc_score(t, s) for t, s in zip(true.T, logits.T.numpy(), strict=True) if np.ptp(t)]),
-        "recall_of_class": recall_score(true[:, names.index("the")], predicted[:, names.index("the")]),
-        "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(true, dtype=torch.float32)),
-    }
-    assert [*scores] == ["loss", *several]
-    for name, value in expected.items():
-        assert scores[name] == pytest.approx(float(value), abs=1e-5), name
-
-
-def test_scores_of_a_number_for_a_pair_of_texts_equal_those_of_scipy(train):
-    rows, output = train(one_number, "--text_column_names", "first", "second")
-    logits = logits_of(output / "model", *([row[name] for row in rows] for name in ("first", "second")))
-    config = AutoConfig.from_pretrained(output / "model")
-    assert (config.problem_type, config.num_labels) == ("regression", 1)
-    predicted, true = logits[:, 0].numpy(), np.array([row["label"] for row in rows])
-    scores = scores_of(output)
-    expected = {
-        "pearson": pearsonr(predicted, true).statistic,
-        "spearman": spearmanr(predicted, true).statistic,
-        "mean_squared_error": mean_squared_error(true, predicted),
-        "loss": mean_squared_error(true, predicted),
-    }
-    for name, value in expected.items():
-        assert scores[name] == pytest.approx(float(value), abs=1e-4), name
+    roc_auc = [roc_auc_score(t, s) for t, s in zip(true.T, logits.T.numpy(), strict=True) if np.ptp(t)]
+    expected = [f1_score(true, predicted, average="micro"), f1_score(true, predicted, average="macro", zero_division=0)]
+    expected += [accuracy_score(true, predicted), np.mean(roc_auc)]
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(true, dtype=torch.float32))
+    wanted = dict(zip(["loss", *several], [loss.item(), *expected], strict=True))
+    assert scores_of(output) == pytest.approx(wanted, abs=1e-5)
 
 
 def two_classes(text):
@@ -129,39 +97,35 @@ def test_the_exported_model_gives_every_reported_score_in_a_pipeline(train):
 
 
 def a_large_number(text):
-    """A row with a number. The numbers are far from 0 and from each other."""
-    return {"text": text, "label": 5e8 + 4e6 * (len(text) - 60) + 1e7 * text.count("t")}
+    """A row with a pair of texts and a number. The numbers are far from 0 and from each other."""
+    first, second = text[: len(text) // 3], text[len(text) // 4 :]
+    return {"text": first, "text_pair": second, "label": 5e8 + 4e6 * (len(text) - 60) + 1e7 * text.count("t")}
 
 
-def test_large_numbers_are_learned_and_the_exported_model_answers_in_their_units(train, tmp_path):
+def test_large_numbers_for_pairs_of_texts_are_learned_and_the_exported_model_answers_in_their_units(train, tmp_path):
     from transformers import pipeline
 
-    rows, output = train(a_large_number)
-    logits = logits_of(output / "model", [row["text"] for row in rows])
+    columns = "text", "text_pair"
+    rows, output = train(a_large_number, "--text_column_names", *columns)
+    logits = logits_of(output / "model", *([row[name] for row in rows] for name in columns))
+    config = AutoConfig.from_pretrained(output / "model")
+    assert (config.problem_type, config.num_labels) == ("regression", 1)
     predicted, true = logits[:, 0].double().numpy(), np.array([row["label"] for row in rows])
     scores = scores_of(output)
-    assert scores["pearson"] == pytest.approx(pearsonr(predicted, true).statistic, abs=1e-5)
+    for name, correlation in (("pearson", pearsonr), ("spearman", spearmanr)):
+        assert scores[name] == pytest.approx(correlation(predicted, true).statistic, abs=1e-4)
     for name in ("loss", "mean_squared_error"):
         assert scores[name] == pytest.approx(mean_squared_error(true, predicted), rel=1e-4)
     assert abs(predicted.mean() - true.mean()) < true.std()
     *_, last = runs.training_lines(output)
-    assert last["loss"] < 0.8  # the scaled numbers have a variance of 1
-    (answer,) = pipeline("text-classification", model=str(output / "model"))(rows[0]["text"])
+    assert last["loss"] < 0.9  # the scaled numbers have a variance of 1
+    answer = pipeline("text-classification", model=str(output / "model"))({name: rows[0][name] for name in columns})
     assert answer["score"] == pytest.approx(predicted[0], rel=1e-6)
     card = (output / "model/README.md").read_text()
     assert "It answers in units of `label`. It was trained on (value - " in card
 
     frozen = ["--learning_rate", "1e-30", "--max_train_steps", "1", "--eval_steps", "1"]
     (tmp_path / "run").rename(tmp_path / "first")  # a run that starts from this model has its scores
-    _, output = train(a_large_number, "--model_name_or_path", str(tmp_path / "first/model"), *frozen)
+    again = ["--text_column_names", *columns, "--model_name_or_path", str(tmp_path / "first/model")]
+    _, output = train(a_large_number, *again, *frozen)
     assert scores_of(output) == {name: pytest.approx(value, rel=1e-3) for name, value in scores.items()}
-
-
-def test_a_classifier_with_its_labels_in_another_order_has_the_same_scores(alone, texts, tmp_path):
-    model = runs.write_in_another_order(alone / "model", tmp_path / "model")
-    frozen = ["--model_name_or_path", model, "--learning_rate", 1e-30, "--max_train_steps", 1, "--eval_steps", 1]
-    results = runs.train("nlp", tmp_path / "run", *runs.TINY, *texts, *frozen)
-    before = runs.evaluation(alone)
-    assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
-    exported = json.loads((tmp_path / "run/model/config.json").read_text())
-    assert exported["id2label"] == json.loads((model / "config.json").read_text())["id2label"]

@@ -10,7 +10,7 @@ import pytest
 import runs
 import torch
 import toy_data
-from exact_runs import ALONE, ONE_STEP, SGD_RATE, TWENTY_STEPS, prepared, vector
+from exact_runs import ALONE, ONE_STEP, SGD_RATE, TWENTY_STEPS, vector
 from torch.nn import functional as F
 
 from shared.plan.batches import Plan
@@ -81,7 +81,7 @@ def losses_of_words(model, data, windows):
 
 
 def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_all_words_of_the_global_batch(recipe, configs, outputs):
-    config, train, _, tags, tokenizer = prepared(recipe, configs["gradient"])
+    config, train, _, tags, tokenizer = runs.prepared(recipe, configs["gradient"])
     model = recipe.build_model(config, tags, tokenizer)
     before = vector(model.state_dict())
     plan = Plan.of_run(config, ALONE, lengths=train.lengths, weights=train.num_words, packed=True)
@@ -102,7 +102,7 @@ def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_
     from seqeval import metrics as seqeval
     from transformers import AutoModelForTokenClassification
 
-    _, _, validation, tags, _ = prepared(recipe, configs["adam"])
+    _, _, validation, tags, _ = runs.prepared(recipe, configs["adam"])
     texts = [json.loads(line) for line in configs["adam"][3].read_text().splitlines()]
     assert len(validation) > len(texts), "some texts have several windows"
     model = AutoModelForTokenClassification.from_pretrained(outputs[1]["adam"] / "model").eval()

@@ -173,7 +173,8 @@ def refuse_outliers(table: pa.Table, column: str, numbers: np.ndarray) -> None:
         UserError: names the row of the largest such number.
     """
     row = max(int(numbers.argmin()), int(numbers.argmax()), key=lambda row: abs(numbers[row]))
-    low, usual, high = np.percentile(numbers[:: len(numbers) // BLOCK + 1], [1, 50, 99])
+    some = numbers[:: len(numbers) // BLOCK + 1]
+    (low, usual), high = np.percentile(some, [1, 50], method="higher"), np.percentile(some, 99, method="lower")
     step = float(np.spacing(np.float32(abs(numbers[row]))))
     if 0 < high - low <= FINEST * step <= abs(numbers[row] - usual):
         raise UserError(

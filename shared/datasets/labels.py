@@ -115,7 +115,7 @@ class Labels:
         else:
             labels = cls.of_column(table, columns[0], kind, delimiter)
         if kind == "multi_label" and table.num_rows > 1:
-            targets = chain.from_iterable(labels._blocks(table))
+            targets = chain.from_iterable(labels.target_blocks(table))
             first = next(targets)
             if all(np.array_equal(row, first) for row in targets):
                 names = " ".join(columns)
@@ -174,18 +174,18 @@ class Labels:
         """
         table, _ = _decided(table, self.columns, self.kind, self.delimiter)
         if not content_of(table):
-            return np.concatenate([*self._blocks(table)])
+            return np.concatenate([*self.target_blocks(table)])
 
         def build(folder: Path) -> None:
             with arrays_writer(folder, {}) as append:
-                for block in self._blocks(table):
+                for block in self.target_blocks(table):
                     append({"targets": block})
 
         readings = [reading_in(table, name) for name in self.columns]
         name = key_digest(FORMAT, content_of(table), self.columns, repr(self), readings)
         return read_array(build_once(f"targets-{name}", build) / "targets.npy")
 
-    def _blocks(self, table: pa.Table) -> Iterator[np.ndarray]:
+    def target_blocks(self, table: pa.Table) -> Iterator[np.ndarray]:
         """The targets of each block of a table, after those of no row, which have the type."""
         blocks = chain([table.slice(0, 0)], blocks_of(table))
         if self.kind == "regression":

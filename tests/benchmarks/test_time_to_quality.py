@@ -4,10 +4,9 @@ import math
 
 import pytest
 import runs
-import yaml
 
 from benchmarks import time_to_quality
-from benchmarks.harness import launching, rounds
+from benchmarks.harness import rounds
 
 TASK = {"title": "Work", "recipe": "image_classification", "score": "eval_accuracy", "target": 0.5, "better": "higher"}
 TASK |= {"flags": " ".join(map(str, [*runs.TINY_IMAGES, "--max_train_steps", 4, "--eval_steps", 2]))}
@@ -55,12 +54,3 @@ def test_a_run_reaches_its_target_at_an_evaluation_and_the_same_run_is_not_made_
         assert (each["steps"], each["cpu_seconds"], each["final"]) == (2, first[1], second[2])
         assert 0 < first[1] < second[1]
     assert (tmp_path / "time_to_quality.md").read_text() == time_to_quality.tables(report)
-
-
-def test_the_flags_of_the_tasks_are_those_of_their_recipes():
-    for task in yaml.safe_load((launching.ROOT / "benchmarks/time_to_quality.yaml").read_text()).values():
-        recipe = runs.load_recipe(task["recipe"])
-        for about in task["contestants"].values():
-            for rate in about["learning_rates"]:
-                words = [*task["flags"].split(), *about["flags"].split(), "--learning_rate", str(float(rate))]
-                time_to_quality.options.parse(recipe.Config, words)

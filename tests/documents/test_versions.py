@@ -9,7 +9,6 @@ import tomllib
 import runs
 
 PROJECT = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
-LOCK = tomllib.loads((runs.ROOT / "uv.lock").read_text())["package"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 
@@ -25,17 +24,6 @@ def test_the_lock_of_uv_is_up_to_date(tmp_path):
     check = [sys.executable, "-m", "uv", "lock", "--check", "--offline", "--cache-dir", tmp_path]
     found = subprocess.run(check, cwd=runs.ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, f"run uv lock\n{found.stderr}"
-
-
-def test_the_lock_of_uv_has_files_of_pypi_only_each_with_its_hash():
-    own, packages = [[one for one in LOCK if (one["name"] == PROJECT["name"]) is here] for here in (True, False)]
-    assert [one["source"] for one in own] == [{"editable": "."}]
-    assert {one["source"].get("registry") for one in packages} == {"https://pypi.org/simple"}
-    files = [file for one in packages for file in [*one.get("wheels", []), *([one["sdist"]] if "sdist" in one else [])]]
-    assert len(files) > len(packages)
-    for file in files:
-        assert re.match(r"https://files\.pythonhosted\.org/packages/", file["url"])
-        assert re.fullmatch(r"sha256:[0-9a-f]{64}", file["hash"])
 
 
 def test_the_images_have_the_versions_of_the_project():

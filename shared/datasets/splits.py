@@ -98,11 +98,12 @@ class _Groups:
 
     def sizes(self) -> Ints:
         """int64 [groups]: the number of rows of each group."""
-        if self.targets.ndim == 1:
-            return np.bincount(self.targets)
-        blocks = (self(start, start + BLOCK) for start in range(0, len(self.targets), BLOCK))
-        counts = (np.bincount(block, minlength=len(self.numbers)) for block in blocks)
-        return sum(counts, start=np.zeros(len(self.numbers), np.int64))
+        sizes = np.zeros(len(self.numbers), np.int64)
+        for start in range(0, len(self.targets), BLOCK):
+            more = np.bincount(self(start, min(start + BLOCK, len(self.targets))), minlength=len(sizes))
+            more[: len(sizes)] += sizes
+            sizes = more
+        return sizes
 
 
 def _keep_each_label(targets: NDArray, held_out: NDArray[np.bool_]) -> None:

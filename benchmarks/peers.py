@@ -118,7 +118,7 @@ def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, n
         job |= {key: str(data[flag]) for key, flag in FILES.items()}
         words = [launching.HARNESS / "peer_loops.py", place / "job.json"]
         words[1].write_text(json.dumps(job))
-    used = launching.run(place / "log", sys.executable, *words)
+    used = launching.run(place / "log", sys.executable, *words, threads=arguments.threads)
     found = recipe_figures(work, output) if is_recipe else json.loads((place / "result.json").read_text())
     return used | found
 
@@ -133,6 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contestants", nargs="+", help='default: "recipe" and all peers of the work')
     parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of each contestant")
     parser.add_argument("--learning_rate", type=float, help="of all contestants; default: that of the work")
     parser.add_argument("--samples", type=int, default=3000, help="of the training data")
     parser.add_argument("--validation_samples", type=int, default=1000)
@@ -166,7 +167,7 @@ def main() -> None:
         for name in others
     }
     file = f"real_{arguments.work}" if arguments.real else arguments.work
-    rounds.save(arguments, file, 1, rows, found)
+    rounds.save(arguments, file, arguments.threads, rows, found)
 
 
 if __name__ == "__main__":

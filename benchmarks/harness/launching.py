@@ -19,11 +19,11 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
-def environment() -> dict[str, str]:
-    """The environment of a benchmark's process: one thread, no GPU, no network."""
+def environment(threads: int = 1) -> dict[str, str]:
+    """The environment of a benchmark's process: so many threads, no GPU, no network."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_MIXED", "WANDB_"))}
     return inherited | {
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "TQDM_DISABLE": "1",
@@ -45,12 +45,13 @@ def torchrun(processes: int) -> list[object]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
 
 
-def run(log: Path, *words: object) -> dict[str, float]:
+def run(log: Path, *words: object, threads: int = 1) -> dict[str, float]:
     """Run a command until it ends.
 
     Args:
         log: file for everything that it prints.
         words: the command.
+        threads: of a process.
 
     Returns:
         `processor_seconds` (user and system) of the process and its children, `wall_seconds`, and the peak memory of
@@ -61,7 +62,7 @@ def run(log: Path, *words: object) -> dict[str, float]:
     """
     command, started = [str(word) for word in words], time.perf_counter()
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment(threads))
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:

@@ -127,7 +127,8 @@ def race(name: str, folder: Path, seconds: float) -> Row:
 
 def problem_in(log: Path, cut_off: bool, seconds: float) -> Row:
     """Why a benchmark or the tests failed, and the last lines of their log."""
-    last = [line[:200] for line in log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]]
+    lines = log.read_text(errors="replace").replace(f"{ROOT}/", "").strip().splitlines()  # no path of a machine
+    last = [line[:200] for line in lines[-LAST_LINES:]]
     why = f"cut off after {seconds:.0f} s" if cut_off else (last or ["no output"])[-1]
     return {"problem": why, "last_lines": last}
 

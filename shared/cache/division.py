@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -119,12 +120,9 @@ class Division:
         with tqdm(desc=self.title, total=len(self.parts), **shown) as bar, ThreadPoolExecutor(self.threads) as pool:
 
             def write(part: range) -> bool:
-                def fill(folder: Path) -> None:
-                    with arrays_writer(folder, self.places) as append:
-                        for arrays in self.make(part):
-                            append(arrays)
-
-                written = not is_complete(self.folder) and build_if_free(self._block(part), fill)
+                if is_complete(self.folder):
+                    return False
+                written = build_if_free(self._block(part), partial(self._write_block, part))
                 if written and not bar.disable:
                     bar.update(len([*self.shared.glob("*/complete.json")]) - bar.n)
                 return written
@@ -134,6 +132,12 @@ class Division:
                 written = sum(pool.map(write, pending[first:] + pending[:first]))
                 if (pending := self._missing(pending)) and not written:
                     time.sleep(POLL_SECONDS)
+
+    def _write_block(self, part: range, folder: Path) -> None:
+        """Write the arrays of a part into the folder of its block."""
+        with arrays_writer(folder, self.places) as append:
+            for arrays in self.make(part):
+                append(arrays)
 
     def _block(self, part: range) -> str:
         """The name of the folder of the block of a part."""

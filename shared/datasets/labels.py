@@ -312,18 +312,11 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     def learn(table: pa.Table) -> Labels:
         return Labels.from_table(table, config.label_column_name, config.problem_type, config.label_delimiter)
 
-    labels: Labels | None = None
-
-    def targets_of(table: pa.Table) -> np.ndarray:
-        nonlocal labels
-        labels = learn(table)
-        return labels.encode(table)
-
     columns, label_columns = config.text_column_names, config.label_column_name
     train, validation = load_tables(
-        config, columns, label_columns, config.problem_type, targets_of, embedded_docstrings
+        config, columns, label_columns, config.problem_type, lambda t: learn(t).encode(t), embedded_docstrings
     )
-    labels = labels or learn(train)
+    labels = learn(train)
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
     train, validation = limited((train, validation), config)

@@ -1,6 +1,6 @@
 """The optimizers of models with layers: rates by layer, LARS and Muon, and several optimizers as one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -105,12 +105,14 @@ class ChainedOptimizers(torch.optim.Optimizer):
         of_torch.declare_found_inf(self, all(map(of_torch.reads_found_inf, optimizers)))
         self._share()
 
-    def step(self, _: None = None) -> None:  # type: ignore[override]  # no closure
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of each optimizer; the device skips it if `found_inf` is set, as in fused optimizers."""
+        loss = closure() if closure else None
         for each in self.optimizers:
             for name in ("grad_scale", "found_inf"):  # set by torch's GradScaler and by `step_if_finite`
                 setattr(each, name, getattr(self, name, None))
             each.step()
+        return loss
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As in the base class, which `load_state_dict` calls with a new state and new groups."""
@@ -118,6 +120,7 @@ class ChainedOptimizers(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
+        """Make the optimizers use the state and the groups of this one."""
         begin = 0
         for each in self.optimizers:
             groups = self.param_groups[begin : begin + len(each.param_groups)]

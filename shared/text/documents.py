@@ -55,11 +55,10 @@ def load_documents(config: DataOptions, text_column_name: str) -> list[Documents
         tables = [table for table in read_dataset(config) if table is not None]
     else:
         from shared.demo_data import texts
+        from shared.demo_data.embedded import in_splits
 
-        everything, tables = texts.documents(), []
-        for part in ("train", "validation"):
-            table = everything.filter(pc.equal(everything["split"], part))
-            tables.append(named(table, f"the embedded docstrings ({part})"))
+        parts = zip(("train", "validation"), in_splits(texts.documents()), strict=True)
+        tables = [named(table, f"the embedded docstrings ({part})") for part, table in parts]
     return [of_table(table, text_column_name) for table in tables]
 
 

@@ -86,19 +86,14 @@ def watched(build_model):
     return build
 
 
-def paused_write(saver, write=Saver._write):
-    """Write a checkpoint; at a pause, the thread that writes it waits meanwhile."""
+def paused_save(saver, *state, save=Saver.save):
+    """Save a checkpoint; at a pause, all processes wait before it is written. A pause at a step waits for it."""
+    savers[:] = [saver]
     may_write = threading.Event()
     saver._thread.submit(may_write.wait)
-    write(saver)
+    save(saver, *state)
     pause(f"save-{saver.step}")
     may_write.set()
-
-
-def noted_save(saver, *state, save=Saver.save):
-    """Begin a save that a pause at a step waits for."""
-    savers[:] = [saver]
-    save(saver, *state)
 
 
 def noted_exit(code, exit=os._exit):
@@ -117,7 +112,6 @@ if __name__ == "__main__":
     training_run.run_warm_up_pass = before(lambda: "first pass", training_run.run_warm_up_pass)
     recipe.gradients.clip = before(lambda: f"step-{step_under_way}", recipe.gradients.clip)
     recipe.feed = before(lambda: f"evaluation-{step_under_way}", recipe.feed)
-    Loader.micro_batches, os._exit = counted, noted_exit
-    Saver.save, Saver._write = noted_save, paused_write
+    Loader.micro_batches, os._exit, Saver.save = counted, noted_exit, paused_save
     command.run(recipe.main, recipe.Config)
     note(exit=0)

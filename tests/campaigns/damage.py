@@ -206,7 +206,7 @@ def full_disk(name, scene, table):
         runs.succeed(["umount", "-l", folder])
 
 
-WAITING = "waiting 60 s for it to end"
+WAITING = "waiting 60 s for it"
 
 
 def two_runs(scene, how, row):

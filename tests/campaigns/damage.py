@@ -182,7 +182,7 @@ def assert_ends_or_continues(scene, folder, row):
     assert_same(folder / "run", scene.folder / "whole")
 
 
-NO_SPACE, NO_FILE = "[Errno 28] not enough space", "[Errno 28] No space left on device"
+NO_SPACE, NO_FILE = "[Errno 28] 0.6 MB are needed, and 0.1 MB are free", "[Errno 28] No space left on device"
 DISKS = {  # a checkpoint is a folder and four files: 5 in all
     "no space for a checkpoint": (assert_continues, [{"bytes_left": 65536}] * 2, NO_SPACE),
     "files for 0, 2 of 5": (assert_continues, [{"files_left": n} for n in (0, 2)], NO_FILE),

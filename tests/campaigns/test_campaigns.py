@@ -1,4 +1,4 @@
-"""Short forms of three campaigns of `make campaign`."""
+"""Short forms of the campaigns of `make campaign`."""
 
 import sys
 
@@ -8,6 +8,7 @@ import toy_data
 
 sys.path.insert(0, str(runs.ROOT / "tests/campaigns"))
 
+import damage
 import kills
 import signals
 import worlds
@@ -27,6 +28,12 @@ def test_a_run_resumes_after_sigterm_to_all_processes_and_their_children_in_a_sa
     table = signals.campaign(tmp_path, 2, ["save-8", "evaluation-12"], ["their children too"])
     assert not table.failures
     assert [(row.tried, row.survived, row.repeated) for row in table.rows.values()] == [(1, 1, 0), (1, 1, 0)]
+
+
+def test_a_run_survives_a_full_disk_and_waits_for_another_one_in_its_folder(tmp_path):
+    table = damage.campaign(tmp_path, 2, files=[], strays=[], disks=["no space for a checkpoint"], twice=["ends"])
+    assert not table.failures
+    assert all(row.survived for row in table.rows.values())
 
 
 @pytest.mark.parametrize("recipe", toy_data.RECIPES[1:])  # nlp.py: recipes/test_exactness.py

@@ -89,10 +89,11 @@ def watched(build_model):
 def paused_save(saver, *state, save=Saver.save):
     """Save a checkpoint; at a pause, all processes wait before it is written. A pause at a step waits for it."""
     savers[:] = [saver]
-    may_write = threading.Event()
-    saver._thread.submit(may_write.wait)
+    may_write, point = threading.Event(), f"save-{step_under_way}"
+    if point in PAUSES:
+        saver._thread.submit(may_write.wait)
     save(saver, *state)
-    pause(f"save-{saver.step}")
+    pause(point)
     may_write.set()
 
 

@@ -206,7 +206,7 @@ def full_disk(name, scene, table):
         runs.succeed(["umount", "-l", folder])
 
 
-WAITING = "waiting 60 s for it"
+WAITING = "waiting 60 s for it; once it has ended, this one goes on in the folder"
 
 
 def two_runs(scene, how, row):

@@ -33,7 +33,8 @@ def test_a_run_resumes_after_sigterm_to_all_processes_and_their_children_in_a_sa
 def test_a_run_survives_a_full_disk_and_waits_for_another_one_in_its_folder(tmp_path):
     table = damage.campaign(tmp_path, 2, files=[], strays=[], disks=["no space for a checkpoint"], twice=["ends"])
     assert not table.failures
-    assert all(row.survived for row in table.rows.values())
+    cases = 1 if table.remark else 2  # without the full disk where no file system can be mounted
+    assert [(row.tried, row.survived) for row in table.rows.values()] == [(1, 1)] * cases
 
 
 @pytest.mark.parametrize("recipe", toy_data.RECIPES[1:])  # nlp.py: recipes/test_exactness.py

@@ -87,7 +87,7 @@ def watched(build_model):
 
 
 def paused_save(saver, *state, save=Saver.save):
-    """Save a checkpoint; at a pause, all processes wait before it is written. A pause at a step waits for it."""
+    """Save a checkpoint; at a pause, all processes wait before it is written. `pause` uses the saver at a step."""
     savers[:] = [saver]
     may_write, point = threading.Event(), f"save-{step_under_way}"
     if point in PAUSES:

@@ -21,7 +21,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
     scores = (query * scale) @ key.transpose(-1, -2)
     if mask is not None:
-        scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)  # -inf gives NaN in a fully masked row
+        lowest = torch.finfo(scores.dtype).min  # -inf gives NaN in a fully masked row
+        scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, lowest)  # faster than to fill scores
     return drop_out(scores.softmax(-1), dropout) @ value
 
 
@@ -62,5 +63,5 @@ def drop_out(values: Tensor, probability: float) -> Tensor:
         return F.dropout(values, probability)
     count = values.numel()
     bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count]
-    kept = (bits >= dropped - STEPS // 2).to(values.dtype).mul_(STEPS / (STEPS - dropped))
+    kept = bits.ge_(dropped - STEPS // 2).to(values.dtype).mul_(STEPS / (STEPS - dropped))
     return values * kept.view(values.shape)

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from shared.encoders.packing import Packing, into_rows, pack_or_pad, packing_is_exact, padded_slots
+from shared.encoders.packing import Packing, pack_or_pad, packing_is_exact
+from shared.encoders.padded_rows import PaddedRows
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
 
@@ -62,7 +63,7 @@ def unpack_before_head(model: Any) -> bool:
             if total == len(documents.ends) - 1:  # only first tokens: see shared/speed/first_token.py
                 output["last_hidden_state"] = hidden.transpose(0, 1)
             else:
-                output["last_hidden_state"] = into_rows(hidden[0], documents, padded_slots(documents, total))
+                output["last_hidden_state"] = PaddedRows.of([documents], total).pad(hidden[0])[0][:, 0]
         return output
 
     hook = layers.register_forward_hook(put_into_rows, with_kwargs=True, prepend=True)

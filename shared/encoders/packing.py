@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
 from shared.encoders.attention import attend
+from shared.encoders.padded_rows import PaddedRows
 from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.speed.first_token import Documents
@@ -223,19 +224,32 @@ def flash_attention(
 
 @attention_interface
 def padded_attention(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents, **more: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Documents,
+    queries: Documents,
+    *,
+    dropout: float,
+    scale: float,
+    sliding_window: int | None,
 ) -> Tensor:
     """Attention over padded documents."""
+    _, heads, total, width = query.shape
     starts = [0]
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        starts = groups_of_similar_length(documents.ends.diff().tolist(), query.shape[1] * query.shape[3])
-    if len(starts) == 1:
-        return attend_padded(query, key, value, documents, queries, **more)
-    parts = group_documents(documents, documents, starts)
-    query_parts = parts if queries is documents else group_documents(queries, documents, starts)
-    sizes, query_sizes = ([int(part.ends[-1]) for part in each] for each in (parts, query_parts))
-    columns = query.split(query_sizes, 2), key.split(sizes, 2), value.split(sizes, 2), parts, query_parts
-    return torch.cat([attend_padded(*group, **more) for group in zip(*columns, strict=True)], 1)
+        starts = groups_of_similar_length(documents.ends.diff().tolist(), heads * width)
+    groups = query_groups = group_documents(documents, documents, starts)
+    rows = query_rows = PaddedRows.of(groups, key.shape[2], heads)
+    if queries is not documents:
+        query_groups = group_documents(queries, documents, starts)
+        query_rows = PaddedRows.of(query_groups, total, heads)
+    query, key, value = (part.transpose(1, 2).reshape(-1, width) for part in (query, key, value))
+    columns = zip(groups, query_groups, rows.full(), strict=True)
+    masks = [mask_of(*group, sliding_window) for group in columns]
+    parts = zip(query_rows.pad(query), rows.pad(key), rows.pad(value), masks, strict=True)
+    out = [attend(*part, dropout, scale) for part in parts]
+    return query_rows.unpad(out).view(1, total, heads, width)
 
 
 def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
@@ -257,6 +271,8 @@ def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
 
 def group_documents(of: Documents, documents: Documents, starts: list[int]) -> list[Documents]:
     """The documents of each group as those of a row of their own; `of`: `documents`, or their tokens with a query."""
+    if len(starts) == 1:
+        return [of]
     ends = [*starts[1:], len(documents.ends) - 1]
     found = []
     for start, end in zip(starts, ends, strict=True):
@@ -266,56 +282,27 @@ def group_documents(of: Documents, documents: Documents, starts: list[int]) -> l
     return found
 
 
-def attend_padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    documents: Documents,
-    queries: Documents,
-    *,
-    dropout: float,
-    scale: float,
-    sliding_window: int | None,
-) -> Tensor:
-    """Attention over documents padded to the longest of them: [1, T, heads, width]; see `padded_attention`."""
-    heads, total, width = query.shape[1:]
-    slots = padded_slots(documents, key.shape[2])
-    query_slots = slots if queries is documents else padded_slots(queries, total)
+def mask_of(documents: Documents, queries: Documents, full: bool, sliding_window: int | None) -> Tensor | None:
+    """Which token each query attends to, True or False: [documents, 1, queries or 1, longest]. None: to all.
 
-    place = torch.arange(documents.longest, device=query.device)
-    mask = None if slots is None else (place < documents.ends.diff()[:, None])[:, None, None]
-    if sliding_window is not None and documents.longest > sliding_window:
-        own = place[:, None]
-        if queries.places is not None:
-            begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
-            own = into_rows(queries.places - begins, queries, query_slots)[:, None, :, None]  # 0 for padding
-        near = (own - place).abs() < sliding_window
-        mask = near if mask is None else mask & near
-        if queries.places is None:
-            # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
-            mask = mask | torch.eye(documents.longest, dtype=torch.bool, device=query.device)
-    query = into_rows(tokens_of(query), queries, query_slots).transpose(1, 2)
-    key, value = (into_rows(tokens_of(part), documents, slots).transpose(1, 2) for part in (key, value))
-    out = attend(query, key, value, mask, dropout, scale).transpose(1, 2).reshape(-1, heads, width)
-    return (out if query_slots is None else out.index_select(0, query_slots))[None]
-
-
-def into_rows(states: Tensor, documents: Documents, slots: Tensor | None) -> Tensor:
-    """[T, ...] of packed documents in rows with zeros after each one: [documents, longest, ...]; see `padded_slots`."""
-    rows, more = (len(documents.ends) - 1, documents.longest), states.shape[1:]
-    if slots is not None:
-        states = states.new_zeros(rows[0] * rows[1], *more).index_copy(0, slots, states)
-    return states.view(*rows, *more)
-
-
-def padded_slots(documents: Documents, total: int) -> Tensor | None:
-    """The index of each of `total` packed tokens in the flattened rows [documents, longest]; None if all are full."""
-    ends, count = documents.ends, len(documents.ends) - 1
-    if count * documents.longest == total:
-        return None
-    padding_before = torch.arange(count, device=ends.device) * documents.longest - ends[:-1]
-    slots = torch.arange(total, device=ends.device)
-    return slots + padding_before.repeat_interleave(ends.diff(), output_size=total)  # does not wait for the device
+    Args:
+        documents, queries: of a group; see `attention_interface`.
+        full: whether the documents need no padding.
+    """
+    (ends, longest, *_), count = documents, len(documents.ends) - 1
+    place = torch.arange(longest, device=ends.device)
+    mask = None if full else (place < ends.diff()[:, None])[:, None, None]
+    if sliding_window is None or longest <= sliding_window:
+        return mask
+    own = place[:, None]
+    if queries.places is not None:
+        total = len(queries.places)
+        places = queries.places - ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
+        own = places[PaddedRows.of([queries], total).sources].view(count, 1, queries.longest, 1)
+    near = (own - place).abs() < sliding_window
+    mask = near if mask is None else mask & near
+    # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
+    return mask | torch.eye(longest, dtype=torch.bool, device=ends.device) if queries.places is None else mask
 
 
 def tokens_of(part: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ class Mfu(Hook):
         self.peak = measure_peak(accelerator.device, precision)
         if accelerator.device.type != "cpu" or precision != "no":
             return
+        if not any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items()):
+            return  # without instructions for it, bf16 is slower, and measuring it takes half a second
         if (gain := measure_peak(accelerator.device, "bf16") / self.peak) >= GAIN:
             run.card["note on precision"] = (
                 f"matrix products are {gain:.1f} times as fast here with --mixed_precision bf16, which rounds them "

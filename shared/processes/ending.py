@@ -227,8 +227,8 @@ def end() -> None:
     """
     from accelerate import PartialState
 
-    gc.collect()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()
         barrier.wait_for_all(PartialState())  # the main process may be uploading
         barrier.meet(PartialState())
         barrier.close()

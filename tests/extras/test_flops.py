@@ -86,16 +86,18 @@ def test_a_slow_device_multiplies_only_once_to_measure_its_peak(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "gain", "noted"),
+    ("settings", "instructions", "gain", "noted"),
     [
-        ({}, 2.34, True),
-        ({}, 1.2, False),
-        ({"activation_dtype": "bf16"}, 2.34, False),
-        ({"peak_tflops": 1.0}, 2.34, False),
+        ({}, True, 2.34, True),
+        ({}, True, 1.2, False),
+        ({}, False, 2.34, False),
+        ({"activation_dtype": "bf16"}, True, 2.34, False),
+        ({"peak_tflops": 1.0}, True, 2.34, False),
     ],
 )
-def test_the_launch_card_says_what_bf16_would_gain_where_it_gains(monkeypatch, settings, gain, noted):
+def test_the_launch_card_says_what_bf16_would_gain_where_it_gains(monkeypatch, settings, instructions, gain, noted):
     rates = {"no": 1e11, "bf16": gain * 1e11}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": instructions})
     monkeypatch.setattr(flops, "measure_peak", lambda _, precision: rates[precision])
     accelerator = SimpleNamespace(device=torch.device("cpu"), mixed_precision="no")
     run = SimpleNamespace(accelerator=accelerator, config=ModelOptions(**settings), card={})

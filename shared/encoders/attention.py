@@ -29,8 +29,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 def products_are_faster(query: Tensor, dropout: float) -> bool:
     """Whether matrix products are faster, which they are on a CPU in two cases.
 
-    In bf16 the kernel's backward takes 2 to 10 times as long. With dropout, which only packed texts have here, torch
-    has no kernel and computes the products, too, and checks twice for each row of scores whether all of it is masked.
+    In bf16 the kernel's backward takes 2 to 10 times as long. With dropout, torch has no kernel and computes the
+    products, too, and checks twice for each row of scores whether all of it is masked.
     """
     if query.device.type != "cpu" or query.shape[-2] > LONGEST:
         return False

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from shared.encoders.packing import Packing, pack_or_pad, packing_is_exact
-from shared.encoders.padded_rows import PaddedRows
+from shared.encoders.packing import Packing, PaddedRows, pack_or_pad, packing_is_exact
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
 

@@ -9,9 +9,10 @@ are therefore registered with transformers:
   plan sorts them by length, so the padding is short. A CPU computes groups of similar length one after the other.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
 from shared.encoders.attention import attend
-from shared.encoders.padded_rows import PaddedRows
 from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.speed.first_token import Documents
@@ -214,7 +214,9 @@ def flash_attention(
     """FlashAttention; with a window, only of all tokens."""
     window = more.pop("sliding_window")
     out = of_torch.flash_attention(
-        *map(tokens_of, (query, key, value)),
+        *(
+            part.transpose(1, 2).flatten(0, 1) for part in (query, key, value)
+        ),  # `part[0]` would copy in the backward pass
         *(queries.ends, documents.ends, queries.longest, documents.longest),
         window=None if window is None else window - 1,
         **more,
@@ -245,11 +247,53 @@ def padded_attention(
         query_groups = group_documents(queries, documents, starts)
         query_rows = PaddedRows.of(query_groups, total, heads)
     query, key, value = (part.transpose(1, 2).reshape(-1, width) for part in (query, key, value))
-    columns = zip(groups, query_groups, rows.full(), strict=True)
-    masks = [mask_of(*group, sliding_window) for group in columns]
+    masks = [mask_of(*group, sliding_window) for group in zip(groups, query_groups, rows.tokens, strict=True)]
     parts = zip(query_rows.pad(query), rows.pad(key), rows.pad(value), masks, strict=True)
     out = [attend(*part, dropout, scale) for part in parts]
     return query_rows.unpad(out).view(1, total, heads, width)
+
+
+class PaddedRows(NamedTuple):
+    """Where T packed tokens lie in padded rows, one for each document and head, in one or several groups of documents.
+
+    The rows of a group are as long as its longest document. Padding repeats the last token of its row. What is computed
+    of it is masked or never read.
+    """
+
+    shapes: list[tuple[int, int, int]]
+    """Of each group: documents, heads, tokens per row."""
+    tokens: list[int]
+    """Of each group: packed tokens; together T."""
+    sources: Tensor
+    """int64 [tokens of all rows]: which one of the T x heads packed tokens each of them is."""
+    places: Tensor
+    """int64 [T x heads]: which one of the tokens of all rows each packed token is."""
+
+    @classmethod
+    def of(cls, groups: list[Documents], total: int, heads: int = 1) -> Self:
+        """The rows of neighbouring `groups` of documents with T = `total`; one group does not wait for the device."""
+        head = torch.arange(heads, device=groups[0].ends.device)
+        shapes = [(len(group.ends) - 1, heads, group.longest) for group in groups]
+        tokens = [total] if len(groups) == 1 else [int(group.ends[-1]) for group in groups]
+        sources, places, packed, padded = [], [], 0, 0
+        for (ends, longest, *_), (documents, *_), size in zip(groups, shapes, tokens, strict=True):
+            each = torch.arange(max(size, documents, longest), device=ends.device)
+            token = torch.minimum(ends[:-1, None] + each[:longest], ends[1:, None] - 1).clamp_(min=0)
+            sources.append((packed + token)[:, None] * heads + head[:, None])  # [documents, heads, longest]
+            begin = each[:documents] * (heads * longest) - ends[:-1]  # of the first row of a document
+            place = begin.repeat_interleave(ends.diff(), output_size=size) + each[:size]
+            places.append((padded + place)[:, None] + head * longest)  # [size, heads]
+            packed, padded = packed + size, padded + documents * heads * longest
+        return cls(shapes, tokens, *(torch.cat([part.flatten() for part in parts]) for parts in (sources, places)))
+
+    def pad(self, states: Tensor) -> list[Tensor]:
+        """[T x heads, width] as [documents, heads, tokens per row, width] of each group."""
+        rows = states.index_select(0, self.sources).split([math.prod(shape) for shape in self.shapes])
+        return [part.view(*shape, states.shape[-1]) for part, shape in zip(rows, self.shapes, strict=True)]
+
+    def unpad(self, parts: list[Tensor]) -> Tensor:
+        """The inverse of `pad`."""
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]).index_select(0, self.places)
 
 
 def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
@@ -282,16 +326,16 @@ def group_documents(of: Documents, documents: Documents, starts: list[int]) -> l
     return found
 
 
-def mask_of(documents: Documents, queries: Documents, full: bool, sliding_window: int | None) -> Tensor | None:
-    """Which token each query attends to, True or False: [documents, 1, queries or 1, longest]. None: to all.
+def mask_of(documents: Documents, queries: Documents, tokens: int, sliding_window: int | None) -> Tensor | None:
+    """Whether a query of a group attends to a token: bool [documents, 1, queries or 1, longest]. None: to all.
 
     Args:
-        documents, queries: of a group; see `attention_interface`.
-        full: whether the documents need no padding.
+        documents, queries: of the group; see `attention_interface`.
+        tokens: of its documents.
     """
     (ends, longest, *_), count = documents, len(documents.ends) - 1
     place = torch.arange(longest, device=ends.device)
-    mask = None if full else (place < ends.diff()[:, None])[:, None, None]
+    mask = None if count * longest == tokens else (place < ends.diff()[:, None])[:, None, None]
     if sliding_window is None or longest <= sliding_window:
         return mask
     own = place[:, None]
@@ -303,8 +347,3 @@ def mask_of(documents: Documents, queries: Documents, full: bool, sliding_window
     mask = near if mask is None else mask & near
     # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
     return mask | torch.eye(longest, dtype=torch.bool, device=ends.device) if queries.places is None else mask
-
-
-def tokens_of(part: Tensor) -> Tensor:
-    """[1, heads, T, width] as [T, heads, width]; unlike that of `part[0]`, the backward pass copies nothing."""
-    return part.transpose(1, 2).flatten(0, 1)

@@ -19,7 +19,7 @@ from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
 from shared.speed.self_check import keep_if_equal, text_batch
 
-ALWAYS_MASKED, SMALL_MASK, PRODUCTS = "sdpa_on_device", "sdpa_with_small_mask", "sdpa_or_products"
+ON_GPU, ON_CPU = "sdpa_on_device", "sdpa_or_products"
 
 
 def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) -> nn.Module:
@@ -33,11 +33,10 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
     compute_only_masked(config, model)
     attend_to_all(accelerator, model)
     if accelerator.device.type == "cuda":
-        use_attention(model, ALWAYS_MASKED)
+        use_attention(model, ON_GPU)
         compute_exact_angles(model)
     elif accelerator.device.type == "cpu":
-        bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
-        use_attention(model, PRODUCTS if bf16 else SMALL_MASK)
+        use_attention(model, ON_CPU)
     add_adapters(config, model)  # zero at first, so a check after this would not see a layer that passes over them
     if accelerator.device.type == "cpu":
         use_cpu_dropout(model)
@@ -78,9 +77,9 @@ def use_attention(model: Any, name: str) -> None:
     config = getattr(model, "config", None)  # a model without config is allowed
     if of_transformers.attention_name(config) != "sdpa" or not of_transformers.takes_registered_attention(model):
         return
-    sdpa = of_transformers.attention_function("sdpa")
-    AttentionInterface.register(name, products_or_sdpa if name == PRODUCTS else sdpa)
-    AttentionMaskInterface.register(name, always_masked if name == ALWAYS_MASKED else small_mask)
+    on_cpu = name == ON_CPU
+    AttentionInterface.register(name, products_or_sdpa if on_cpu else of_transformers.attention_function("sdpa"))
+    AttentionMaskInterface.register(name, small_mask if on_cpu else always_masked)
     keep_if_equal(
         model,
         f"the attention {name}",
@@ -138,11 +137,7 @@ def small_mask(**arguments: Any) -> Tensor | None:
 
 
 def mask_of_keys(arguments: dict[str, Any]) -> Tensor | None:
-    """The attention mask as [batch, 1, 1, keys], if nothing else limits attention.
-
-    Args:
-        arguments: those of transformers' mask interface.
-    """
+    """The attention mask as [batch, 1, 1, keys], from arguments of the mask interface, if only it limits attention."""
     mask, keys = arguments.get("attention_mask"), arguments.get("kv_length")
     window, offset = arguments.get("local_size"), arguments.get("kv_offset", 0)
     only_padding = arguments.get("allow_is_bidirectional_skip") and (window is None or keys < window)

@@ -123,7 +123,7 @@ def feed(
                 num_workers=num_workers,
                 prefetch_factor=FAR_AHEAD if samples_ahead else 4,
                 pin_memory=pin,
-                worker_init_fn=_ignore_signals,
+                worker_init_fn=ignore_in_child,
             )
         )
     else:
@@ -198,10 +198,6 @@ def _start_workers(loader: DataLoader[Any]) -> tuple[Iterator[Any], Callable[[],
     finally:
         end_workers = Finalize(None, _kill, (set(active_children()) - before,), exitpriority=0)
     return batches, end_workers
-
-
-def _ignore_signals(worker: int) -> None:
-    ignore_in_child()  # Ctrl-C and some schedulers signal the whole process group; only the training process reacts
 
 
 def _kill(workers: set[BaseProcess]) -> None:

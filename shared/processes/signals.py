@@ -124,8 +124,11 @@ def reset_forked_child() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def ignore_in_child() -> None:
-    """In a process that multiprocessing started: ignore signals, which the parent handles, and end with the parent."""
+def ignore_in_child(*_: object) -> None:
+    """In a process that multiprocessing started: ignore signals, which the parent handles, and end with the parent.
+
+    Ctrl-C and some schedulers signal the whole process group.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)

@@ -232,15 +232,14 @@ class MaskedDocuments(Dataset):
         if self.file.remote:
             self.file.remote.prefetch(self.starts[samples], self._sizes(samples))
 
-    def _sizes(self, samples: Ints) -> Ints:
+    def _sizes(self, samples: Ints | int) -> Any:
         """The tokens of pieces without special tokens."""
         return self.lengths[samples].astype(np.int64) - len(self.before) - len(self.after)
 
     def __getitem__(self, piece: int) -> Ints:
         """int64 [length]: a piece without masking."""
-        size = self.lengths[piece] - len(self.before) - len(self.after)
-        text = self.tokens[self.starts[piece] : self.starts[piece] + size]
-        return np.concatenate([self.before, text.astype(np.int64), self.after])
+        first, size = self.starts[piece], self._sizes(piece)
+        return np.concatenate([self.before, self.tokens[first : first + size].astype(np.int64), self.after])
 
     def read_micro_batch(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The pieces `samples` [pieces], masked for `epochs` [pieces]; see the class for what is returned."""

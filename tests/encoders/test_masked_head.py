@@ -16,7 +16,7 @@ from shared.compat import of_torch
 from shared.encoders import masked_head
 from shared.encoders.masked_head import compute_only_masked, predict_only_masked
 from shared.encoders.packing import OnePerRow, Packing, padded_attention, use_packed_attention
-from shared.encoders.text_models import SMALL_MASK, adapt_to_device
+from shared.encoders.text_models import ON_CPU, adapt_to_device
 from shared.models.trainable import is_short
 from shared.speed import compiling
 
@@ -178,7 +178,7 @@ def test_a_layer_that_changes_logits_is_undone_with_one_line(monkeypatch, capsys
     monkeypatch.setitem(masked_head.FAMILIES, "bert", (layers, wrong))
     adapt_to_device(accelerator(), settings(), model)
     assert not is_short(model)
-    assert model.config._attn_implementation == SMALL_MASK
+    assert model.config._attn_implementation == ON_CPU
     output = capsys.readouterr().err
     assert output.count("\n") == 1
     assert "without a last layer that computes masked tokens only: it c" in output

@@ -17,7 +17,7 @@ from transformers.masking_utils import (
 from benchmarks.harness.host_waits import Operations
 from shared.encoders import text_models
 from shared.encoders.attention import LONGEST, CpuDropout, attend, drop_out, use_cpu_dropout
-from shared.encoders.text_models import ALWAYS_MASKED, PRODUCTS, SMALL_MASK, use_attention
+from shared.encoders.text_models import ON_CPU, ON_GPU, use_attention
 from shared.options.data_options import ModelOptions
 
 
@@ -38,15 +38,15 @@ def test_our_masks_and_products_give_the_logits_of_transformers(kind, padded, mo
     monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
     expected, waits = logits_and_waits(model, inputs)
     assert waits, "transformers reads the batch on the host; otherwise our mask is not needed"
-    for name in (SMALL_MASK, ALWAYS_MASKED, PRODUCTS):
+    for name in (ON_GPU, ON_CPU):
         model.set_attn_implementation("sdpa")
         use_attention(model, name)
         assert model.config._attn_implementation == name
         calls.clear()  # without those of the check on a tiny batch
         given, waits = logits_and_waits(model, inputs)
-        assert (given - expected).abs().max() <= (0 if name == SMALL_MASK else 1e-5)
-        assert name != ALWAYS_MASKED or not waits
-        assert len(calls) == (model.config.num_hidden_layers if name == PRODUCTS else 0)
+        assert (given - expected).abs().max() <= 1e-5
+        assert name != ON_GPU or not waits
+        assert len(calls) == (model.config.num_hidden_layers if name == ON_CPU else 0)
         others, _ = logits_and_waits(model, batch(padded=not padded))
         assert (others - given).abs().max() > 1e-3, "the mask changes the logits"
     with torch.autocast("cpu", torch.bfloat16):
@@ -77,11 +77,11 @@ def test_a_module_that_is_not_from_transformers_is_not_changed(device, precision
 def test_a_decoder_and_a_model_with_another_attention_keep_it():
     model = tiny("bert")
     model.set_attn_implementation("eager")
-    use_attention(model, ALWAYS_MASKED)
+    use_attention(model, ON_GPU)
     assert model.config._attn_implementation == "eager"
     decoder, inputs = tiny_family(CLASSIFIER, "GPT-2", 50, pad_token_id=0).eval(), batch()
     expected = decoder(**inputs).logits
-    use_attention(decoder, PRODUCTS)
+    use_attention(decoder, ON_CPU)
     assert torch.equal(decoder(**inputs).logits, expected)
 
 

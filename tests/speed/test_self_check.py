@@ -11,7 +11,7 @@ from transformers.integrations import sdpa_attention
 from shared.compat import of_transformers
 from shared.encoders import text_models
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.text_models import ALWAYS_MASKED, PRODUCTS, SMALL_MASK, use_attention
+from shared.encoders.text_models import ON_CPU, ON_GPU, use_attention
 from shared.models.trainable import is_short
 from shared.speed import first_token
 from shared.speed.first_token import shorten_last_layer
@@ -64,10 +64,8 @@ def family(kind, change):
 
 DIFFERS, FAILS = "it changes the outputs or gradients by more than rounding", "it cannot be checked (AttributeError: "
 LAST = "a last layer that computes the first token only"
-MASKS, SMALL, PRODUCT = (f"the attention {name}" for name in (ALWAYS_MASKED, SMALL_MASK, PRODUCTS))
-mask_on_device, mask_by_row, attend_by_products = (
-    partial(use_attention, name=name) for name in (ALWAYS_MASKED, SMALL_MASK, PRODUCTS)
-)
+OF_GPU, OF_CPU = (f"the attention {name}" for name in (ON_GPU, ON_CPU))
+attend_on_gpu, attend_on_cpu = (partial(use_attention, name=name) for name in (ON_GPU, ON_CPU))
 ATTENTION = lambda _: changed(sdpa_attention.sdpa_attention_forward)  # noqa: E731
 CASES = {
     "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
@@ -75,11 +73,11 @@ CASES = {
     "last layer, vit": ("vit", shorten_last_layer, family("vit", changed), LAST, DIFFERS),
     "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
     "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
-    "masks": ("bert", mask_on_device, (text_models, "always_masked", unpadded), MASKS, DIFFERS),
-    "small masks": ("bert", mask_by_row, (text_models, "small_mask", unpadded), SMALL, DIFFERS),
-    "masks, attention": ("bert", mask_on_device, (of_transformers, "attention_function", ATTENTION), MASKS, DIFFERS),
-    "products": ("bert", attend_by_products, (text_models, "attend", changed(text_models.attend)), PRODUCT, DIFFERS),
-    "products, fails": ("modernbert", attend_by_products, (text_models, "attend", gone), PRODUCT, FAILS),
+    "masks": ("bert", attend_on_gpu, (text_models, "always_masked", unpadded), OF_GPU, DIFFERS),
+    "small masks": ("bert", attend_on_cpu, (text_models, "small_mask", unpadded), OF_CPU, DIFFERS),
+    "masks, attention": ("bert", attend_on_gpu, (of_transformers, "attention_function", ATTENTION), OF_GPU, DIFFERS),
+    "products": ("bert", attend_on_cpu, (text_models, "attend", changed(text_models.attend)), OF_CPU, DIFFERS),
+    "products, fails": ("modernbert", attend_on_cpu, (text_models, "attend", gone), OF_CPU, FAILS),
 }
 
 
@@ -122,8 +120,7 @@ def test_a_sparse_head_with_different_logits_is_replaced_by_the_dense_head(why, 
     ("kind", "technique"),
     [
         *((kind, shorten_last_layer) for kind in ("bert", "roberta", "distilbert", "vit")),
-        *(("bert", technique) for technique in (mask_on_device, mask_by_row, attend_by_products)),
-        *(("modernbert", technique) for technique in (mask_on_device, mask_by_row, attend_by_products)),
+        *((kind, technique) for kind in ("bert", "modernbert") for technique in (attend_on_gpu, attend_on_cpu)),
         ("mlm", predict_only_masked),
     ],
 )

@@ -174,7 +174,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
         model = new_encoder("AutoModelForMaskedLM", config, tokenizer, vocab_multiple=64)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
-    predict_only_masked(model)
+    predict_only_masked(model, config.packing)
     if config.gradient_checkpointing:
         checkpoint_activations(model)
     return model

@@ -168,7 +168,7 @@ def build_model(config: Config, tags: Tags, tokenizer: Any) -> torch.nn.Module:
     share_padding(tokenizer, model)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
-    predict_only_masked(model)  # here: only first pieces of words
+    predict_only_masked(model, config.packing)  # here: only first pieces of words
     if config.gradient_checkpointing:
         checkpoint_activations(model)
     return model

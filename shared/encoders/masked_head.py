@@ -13,31 +13,29 @@ from shared.speed import first_token
 from shared.speed.first_token import Documents, attend, kept_tokens, replace_last_layer
 from shared.speed.self_check import keep_if_equal, packed_text_batch, text_batch
 
-SPARSE = "head_is_sparse"  # attribute of a model whose head computes masked tokens only
 
-
-def predict_only_masked(model: Any) -> None:
+def predict_only_masked(model: Any, packing: bool) -> None:
     """Make `model`, a ...ForMaskedLM or ...ForTokenClassification, compute the logits of masked tokens only.
 
     A batch names them: `documents.masked` of packed documents, or else `masked` [n], ascending indices of the flattened
     rows. In token classification, these tokens are the first ones of words, and are not masked. See `MaskedHead`. A
-    batch without them is computed as before.
+    batch without them is computed as before. With `packing`, the last layer, too, computes only these tokens of packed
+    documents: see `compute_only_masked`.
     """
     head = MaskedHead(model.forward)
     of_torch.replace_forward(model, head)
-    if (encoder := getattr(model, "base_model", model)) is not model:
-        hooks: list[Any] = []
-        setattr(
-            model,
-            SPARSE,
-            keep_if_equal(
-                model,
-                "a head on masked tokens only",
-                lambda: hooks.append(encoder.register_forward_hook(head.keep_masked)),
-                lambda: [hook.remove() for hook in hooks],
-                lambda config: text_batch(config) | {"masked": torch.tensor([1, 2, 4])},  # in the first row
-            ),
-        )
+    if (encoder := getattr(model, "base_model", model)) is model:
+        return
+    hooks: list[Any] = []
+    is_sparse = keep_if_equal(
+        model,
+        "a head on masked tokens only",
+        lambda: hooks.append(encoder.register_forward_hook(head.keep_masked)),
+        lambda: [hook.remove() for hook in hooks],
+        lambda config: text_batch(config) | {"masked": torch.tensor([1, 2, 4])},  # in the first row
+    )
+    if is_sparse and packing:
+        compute_only_masked(model)
 
 
 class MaskedHead:
@@ -79,16 +77,12 @@ class MaskedHead:
         return output
 
 
-def compute_only_masked(config: Any, model: Any) -> None:
+def compute_only_masked(model: Any) -> None:
     """Make the last layer compute the masked tokens only, in packed batches.
 
     If that changes logits or gradients (see `keep_if_equal`), it is undone. All other batches are computed as before:
-    rows with padding, and documents without masked tokens.
-
-    Without effect on models that `predict_only_masked` has not adapted or that are not of one of FAMILIES.
+    rows with padding, and documents without masked tokens. Without effect on models that are not of one of FAMILIES.
     """
-    if not getattr(model, SPARSE, False) or not getattr(config, "packing", False):
-        return
     before = of_transformers.attention_name(model.config)
 
     def packed_batch(config: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from shared.compat import of_transformers
 from shared.encoders.adapters import add_adapters
 from shared.encoders.attention import attend, use_cpu_dropout
-from shared.encoders.masked_head import compute_only_masked
 from shared.errors import UserError
 from shared.models.linear_layers import use_fast_products
 from shared.models.transformers_models import check_names
@@ -30,7 +29,6 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
     """
     check_names(model)
     shorten_last_layer(model)
-    compute_only_masked(config, model)
     attend_to_all(accelerator, model)
     if accelerator.device.type == "cuda":
         use_attention(model, ON_GPU)

@@ -1,6 +1,5 @@
 """A last layer that computes masked tokens only gives the same logits and gradients, and is used only where it may."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import families
@@ -14,9 +13,9 @@ from transformers import AttentionInterface, AutoModelForTokenClassification, Be
 
 from shared.compat import of_torch
 from shared.encoders import masked_head
-from shared.encoders.masked_head import compute_only_masked, predict_only_masked
+from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import OnePerRow, Packing, padded_attention, use_packed_attention
-from shared.encoders.text_models import ON_CPU, adapt_to_device
+from shared.encoders.text_models import adapt_to_device
 from shared.models.trainable import is_short
 from shared.speed import compiling
 
@@ -34,17 +33,17 @@ def settings(**changed):
     return runs.load_recipe("mlm").Config(output_dir="unused", **changed)
 
 
-def tiny(kind="BERT", auto=MLM, **more):
+def tiny(kind="BERT", auto=MLM, packing=True, **more):
     """A model that predicts masked tokens only, before `adapt_to_device`."""
     family, own = KINDS.get(kind, (kind, {}))
     model = families.tiny(auto, family, 60, num_labels=3, **NO_DROPOUT | own | more).train()
-    predict_only_masked(model)
+    predict_only_masked(model, packing)
     return model
 
 
 def whole_and_short(kind="BERT", auto=MLM, **flags):
     """Two models with packed attention; the last layer of the second computes masked tokens only."""
-    whole, short = (tiny(kind, auto) for _ in range(2))
+    whole, short = (tiny(kind, auto, packing) for packing in (False, True))
     adapt_to_device(accelerator(), settings(**flags), short)
     for model in (whole, short):
         use_packed_attention(model, CPU, "no")
@@ -147,23 +146,20 @@ class OwnForMaskedLM(BertForMaskedLM):
 
 
 @pytest.mark.parametrize(
-    ("make", "flags"),
+    "settings",
     [
-        (tiny, {"packing": False}),
-        (partial(tiny, attn_implementation="eager"), {}),
-        (partial(families.tiny, MLM, "BERT", 60), {}),
-        (partial(tiny, "ALBERT"), {}),
-        (partial(tiny, "BERT", SimpleNamespace(from_config=OwnForMaskedLM)), {}),
+        {"packing": False},
+        {"attn_implementation": "eager"},
+        {"kind": "ALBERT"},
+        {"auto": SimpleNamespace(from_config=OwnForMaskedLM)},
     ],
-    ids=["rows", "eager", "a dense head", "layers that are one", "a class of one's own"],
+    ids=["rows", "eager", "layers that are one", "a class of one's own"],
 )
-def test_other_models_and_runs_compute_the_whole_layer(make, flags):
-    model = make()
-    before = model.config._attn_implementation
-    compute_only_masked(settings(**flags), model)
+def test_other_models_and_runs_compute_the_whole_layer(settings):
+    model = tiny(**settings)
     assert not is_short(model)
     assert not [module for module in model.base_model.modules() if "forward" in vars(module)]
-    assert model.config._attn_implementation == before
+    assert model.config._attn_implementation == settings.get("attn_implementation", "sdpa")
 
 
 def test_a_layer_that_changes_logits_is_undone_with_one_line(monkeypatch, capsys):
@@ -174,11 +170,10 @@ def test_a_layer_that_changes_logits_is_undone_with_one_line(monkeypatch, capsys
         more["documents"] = more["documents"]._replace(masked=masked._replace(places=masked.places.flip(0)))
         return forward(*args, **more)
 
-    model = tiny()
     monkeypatch.setitem(masked_head.FAMILIES, "bert", (layers, wrong))
-    adapt_to_device(accelerator(), settings(), model)
+    model = tiny()
     assert not is_short(model)
-    assert model.config._attn_implementation == ON_CPU
+    assert model.config._attn_implementation == "sdpa"
     output = capsys.readouterr().err
     assert output.count("\n") == 1
     assert "without a last layer that computes masked tokens only: it c" in output

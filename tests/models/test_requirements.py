@@ -48,7 +48,7 @@ class Pixels(nn.Module):
 
 def masked(config, tokenizer):
     model = Words(len(tokenizer))
-    predict_only_masked(model)
+    predict_only_masked(model, config.packing)
     return model
 
 

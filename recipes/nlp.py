@@ -23,12 +23,13 @@ from shared.cache.prepared import each_share
 from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device, new_encoder
-from shared.losses.losses import LossOptions, Scale, shape_of_run
+from shared.losses.losses import Scale, shape_of_run
 from shared.metrics.task_metrics import resolve_metrics
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
+from shared.options.text_options import TextLossOptions
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
@@ -42,7 +43,7 @@ from shared.text.tokenized import TokenizedText, check_max_length, check_vocabul
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(LossOptions):
+class Config(TextLossOptions):
     """Text classification and regression."""
 
     text_column_names: tuple[str, ...] = ("text",)

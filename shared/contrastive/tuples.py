@@ -18,10 +18,9 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import arrays_writer, build_once, each_share, mapped_file, read_array
 from shared.contrastive.models import static_tokenizer
 from shared.datasets.arrow_files import converted
-from shared.datasets.label_cells import is_list
-from shared.datasets.labels import FLAG as LABEL_FLAG
-from shared.datasets.labels import Labels
-from shared.datasets.rows import ROW_COLUMN, column_of, named, source_of, where, with_labels
+from shared.datasets.label_columns import FLAG as LABEL_FLAG
+from shared.datasets.label_columns import is_list, numbers_in
+from shared.datasets.rows import ROW_COLUMN, column_of, named, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.demo_data import pairs
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
@@ -39,7 +38,7 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
 
     Raises:
         UserError: the data cannot be read, --text_column_names are not at least two different ones, the scores of
-            --label_column_name are of other samples than pairs or all the same, or see `scores_of`.
+            --label_column_name are of other samples than pairs or all the same, or see `numbers_in`.
     """
     columns, score = config.text_column_names, config.label_column_name
     if len(columns) < 2 or len({*columns}) < len(columns):
@@ -56,18 +55,9 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
     scored = (score,) if score else ()
     tables = limited(load_tables(config, columns, scored, "regression" if score else None, embedded=embedded), config)
     for table in tables if score else ():
-        if np.ptp(scores_of(table, score)) == 0:
+        if np.ptp(numbers_in(table, score)) == 0:
             raise UserError(f"{LABEL_FLAG} {score}: all rows of {source_of(table)} have the same score: add others")
     return tables
-
-
-def scores_of(table: pa.Table, column: str) -> NDArray[np.float64]:
-    """The numbers in a column, [N].
-
-    Raises:
-        UserError: there is no such column, or a row has no finite number in it.
-    """
-    return Labels("regression", column).encode(with_labels(table, None, column, "regression")[0])
 
 
 def of_columns(config: Any, columns: Sequence[str]) -> Any:
@@ -113,7 +103,7 @@ def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples
     With --label_column_name, the scores of the samples, too.
 
     Raises:
-        UserError: a row has another number of negatives than the first, or see `of_columns`, `scores_of` and
+        UserError: a row has another number of negatives than the first, or see `of_columns`, `numbers_in` and
             `static_tokenizer`.
         UserError, Unfinished: see `tokenize`. A task of a job array writes its share of each column first.
     """
@@ -124,7 +114,7 @@ def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples
         prepared, names = texts_in(table, column) if place > 1 else (table, [column])
         texts += [(prepared, (name,), tokenizer, config.max_length[place], config.prompts[place]) for name in names]
     tokens = each_share(lambda text: tokenize(*text), texts)
-    scores = scores_of(table, config.label_column_name) if config.label_column_name else None
+    scores = numbers_in(table, config.label_column_name) if config.label_column_name else None
     return TextTuples(tokens, [name for _, (name,), *_ in texts], scores)
 
 

@@ -1,4 +1,4 @@
-"""The cells of label columns: their kind, the labels of each row as texts, numbers; and the names of ClassLabels."""
+"""The cells of label columns: their kind, and the labels of each row as texts."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shared.cache.prepared import key_digest, text_once
-from shared.compat import of_datasets
+from shared.datasets.label_columns import FLAG, class_names, is_fraction, is_list, is_number
 from shared.datasets.rows import (
     blocks_of,
     column_of,
@@ -19,18 +19,14 @@ from shared.datasets.rows import (
     reading_in,
     refuse_missing,
     source_of,
-    where,
 )
 from shared.errors import UserError
 
 Kind = Literal["classification", "multi_label", "regression"]
 
-FLAG = "--label_column_name"
 TOO_MANY = "too many for classes: use another column, or --problem_type regression if the labels are numbers"
 FORMAT = 1  # part of the cache's names: increase it when the labels found in the same rows change
 MOST_DISTINCT = 1 << 20  # different labels of a table
-BLOCK = 1 << 20  # numbers of a memory-mapped array that are read at once
-FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
 ZERO_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # for one label, in lower case
 NEEDS: dict[Kind, str] = {
     "classification": "one label",
@@ -39,21 +35,15 @@ NEEDS: dict[Kind, str] = {
 }
 
 
-def is_list(type_: pa.DataType) -> bool:
-    """Whether an Arrow type is a list."""
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
-
-
 def kind_of_column(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
     """The kind of labels in a column of this type, or `wanted`; UserError if the type does not fit that."""
     a_list = is_list(type_)
     cell = type_.value_type if a_list else type_
-    is_fraction = pa.types.is_floating(cell) or pa.types.is_decimal(cell)
-    is_number = is_fraction or pa.types.is_integer(cell) or pa.types.is_null(cell)
-    if not (is_number or is_text(cell) or pa.types.is_boolean(cell)):
+    numeric = is_number(cell)
+    if not (numeric or is_text(cell) or pa.types.is_boolean(cell)):
         raise UserError(f"{source} contains {type_}: labels are strings, numbers, booleans, or lists of them")
-    kind = wanted or ("multi_label" if a_list else "regression" if is_fraction else "classification")
-    if a_list != (kind == "multi_label") or (kind == "regression" and not is_number):
+    kind = wanted or ("multi_label" if a_list else "regression" if is_fraction(cell) else "classification")
+    if a_list != (kind == "multi_label") or (kind == "regression" and not numeric):
         raise UserError(f"{source} contains {type_}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type")
     return kind
 
@@ -149,58 +139,3 @@ def text_of(cell: Any) -> str:
 def marks_of(labels: Sequence[str]) -> list[int]:
     """The 0 or 1 that each text means, and -1 for another text."""
     return [ZERO_ONE.get(label.strip().lower(), -1) for label in labels]
-
-
-def numbers_of(table: pa.Table, column: str) -> np.ndarray:
-    """float64 [N]; UserError for a number that is missing, or not finite in float32, the type of the model's output."""
-    cells = column_of(table, column, FLAG).cast(pa.float64())
-    refuse_missing(table, column, cells.is_null(nan_is_null=True))
-    numbers = cells.to_numpy()
-    with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused
-        finite = np.isfinite(numbers.astype(np.float32))
-    if len(infinite := np.flatnonzero(~finite)):
-        row = int(infinite[0])
-        raise UserError(f"{where(table, row)} has {cells[row]} in {column}, not finite in float32: correct the row")
-    return numbers
-
-
-def refuse_outliers(table: pa.Table, column: str, numbers: np.ndarray) -> None:
-    """Refuse a number beside which float32 cannot distinguish the others, except up to 1 % at each end.
-
-    Standardized together, the others would all become the same target. `numbers` [N] may be memory-mapped.
-
-    Raises:
-        UserError: names the row of the largest such number.
-    """
-    row = max(int(numbers.argmin()), int(numbers.argmax()), key=lambda row: abs(numbers[row]))
-    some = numbers[:: len(numbers) // BLOCK + 1]
-    (low, usual), high = np.percentile(some, [1, 50], method="higher"), np.percentile(some, 99, method="lower")
-    step = float(np.spacing(np.float32(abs(numbers[row]))))
-    if 0 < high - low <= FINEST * step <= abs(numbers[row] - usual):
-        raise UserError(
-            f"{where(table, row)} has {numbers[row]:g} in {column}, where most rows have about {usual:.4g}: float32, "
-            f"the dtype of a model's outputs, has steps of {step:.2g} there, so it cannot distinguish the others: "
-            "correct the row, or give the logarithms of the column"
-        )
-
-
-def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
-    """The names that `datasets` stores in the metadata of a column of ClassLabels or lists of them; otherwise ()."""
-    type_ = table.schema.field(column).type
-    if not pa.types.is_integer(getattr(type_, "value_type", type_)):
-        return ()
-    feature = of_datasets.feature(table, column)
-    feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # three ways to write a list
-    if not of_datasets.is_class_label(feature):
-        return ()
-    return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
-
-
-def names_of_ids(
-    table: pa.Table, column: str, ids: np.ndarray, rows: np.ndarray, classes: tuple[str, ...], what: str = ""
-) -> pa.Array:
-    """The names of ClassLabel ids [n] in these rows [n]; UserError for an id without a name."""
-    if len(nameless := np.flatnonzero((ids < 0) | (ids >= len(classes)))):
-        found = f"{where(table, int(rows[nameless[0]]))} has {what}{ids[nameless[0]]} in {column}"
-        raise UserError(f"{found}, but its ClassLabel has names for 0 to {len(classes) - 1} only: correct the row")
-    return pa.array(classes).take(pa.array(ids))

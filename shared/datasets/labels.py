@@ -4,32 +4,26 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
-from shared.datasets.label_cells import (
+from shared.datasets.label_cells import TOO_MANY, Kind, cells_of, kind_of_column, labels_in, marks_of
+from shared.datasets.label_columns import (
     FLAG,
-    TOO_MANY,
-    Kind,
-    cells_of,
+    array_of_blocks,
     class_names,
+    is_fraction,
     is_list,
-    kind_of_column,
-    labels_in,
-    marks_of,
     names_of_ids,
-    numbers_of,
+    numbers_in,
     refuse_outliers,
 )
 from shared.datasets.rows import (
     INTEGER,
     blocks_of,
     column_of,
-    content_of,
     is_text,
     named,
     reading_in,
@@ -129,8 +123,7 @@ class Labels:
         type_ = column_of(table.slice(0, 0), column, FLAG).type
         type_ = type_.value_type if is_list(type_) else type_
         distinct, classes = [*found.first_rows], class_names(table, column)
-        is_fraction = pa.types.is_floating(type_) or pa.types.is_decimal(type_)
-        if is_fraction and (others := [label for label in distinct if not re.match(INTEGER, label)]):
+        if is_fraction(type_) and (others := [label for label in distinct if not re.match(INTEGER, label)]):
             row = where(table, found.first_rows[others[0]])
             raise UserError(f"{row} has {others[0]} in {column}, which is not a class: use --problem_type regression")
         if delimiter is not None and found.most < 2:
@@ -172,24 +165,15 @@ class Labels:
             UserError: a label is missing, unknown in training or not finite in float32 (names the row); or the labels
                 of this table do not match those of training, or match them in two ways.
         """
+        if self.kind == "regression":
+            return numbers_in(table, self.columns[0])
         table, _ = _decided(table, self.columns, self.kind, self.delimiter)
-        if not content_of(table):
-            return np.concatenate([*self.target_blocks(table)])
-
-        def build(folder: Path) -> None:
-            with arrays_writer(folder, {}) as append:
-                for block in self.target_blocks(table):
-                    append({"targets": block})
-
         readings = [reading_in(table, name) for name in self.columns]
-        name = key_digest(FORMAT, content_of(table), self.columns, repr(self), readings)
-        return read_array(build_once(f"targets-{name}", build) / "targets.npy")
+        return array_of_blocks(table, self.target_blocks(table), FORMAT, self.columns, repr(self), readings)
 
     def target_blocks(self, table: pa.Table) -> Iterator[np.ndarray]:
-        """The targets of each block of a table, after those of no row, which have the type."""
+        """The classes or labels of each block of a table, after those of no row, which have the type."""
         blocks = chain([table.slice(0, 0)], blocks_of(table))
-        if self.kind == "regression":
-            return (numbers_of(block, self.columns[0]) for block in blocks)
         if self.vectors or len(self.columns) > 1:
             return map(self._marks, blocks)
         ids = self._ids(table, self.columns[0], labels_in(table, self.columns[0], self.delimiter).first_rows)

@@ -3,32 +3,20 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.config.fields import Limits
-from shared.datasets.label_cells import BLOCK, FINEST
-from shared.datasets.labels import FLAG, Labels
+from shared.datasets.label_columns import BLOCK, FINEST, FLAG
+from shared.datasets.labels import Labels
 from shared.errors import UserError, listed
 from shared.monitoring.hooks import Hook
-from shared.options.text_options import TextOptions
 from shared.pretrained.from_pretrained import label_weights
 
 ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossOptions(TextOptions):
-    """The flags of the training loss."""
-
-    class_weights: tuple[str, ...] | None = None
-    """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
-    label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
-    """Share of each target that is spread evenly over all classes. The evaluation loss does not use it."""
 
 
 class SampleWeights:

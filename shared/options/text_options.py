@@ -28,14 +28,12 @@ class TextOptions(ModelOptions):
     vocab_size: Annotated[int, Meaning.SIZE_OF_NEW_MODEL] = 8192
     """Vocabulary size of the tokenizer of a new model."""
 
-    # Its input
     max_length: int = 128
     """Maximum length of a sequence in tokens."""
     max_tokens_per_micro_batch: int | None = None
     """Maximum number of tokens in a micro-batch, with its padding. It determines the memory that a step needs. None:
     16,384 if the run begins on a GPU; on a CPU 2,048, for nlp 1,024."""
 
-    # Its training
     warmup_ratio: float | None = 0.06
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
     lora_rank: int | None = None
@@ -61,3 +59,13 @@ class TextOptions(ModelOptions):
     def default_learning_rate(self) -> float:
         """As in the base class; that of adapters is ten times that of pretrained weights."""
         return super().default_learning_rate() * (1 if self.lora_rank is None else 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLossOptions(TextOptions):
+    """Settings of the training loss of a text classifier."""
+
+    class_weights: tuple[str, ...] | None = None
+    """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
+    label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
+    """Share of each target that is spread evenly over all classes. The evaluation loss does not use it."""

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from shared.datasets.labels import FLAG, KINDS, Labels
+from shared.datasets.label_columns import FLAG
+from shared.datasets.labels import KINDS, Labels
 from shared.datasets.rows import column_of, missing, numbered
 from shared.errors import UserError, say
 from shared.metrics.task_metrics import resolve_metrics

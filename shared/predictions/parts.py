@@ -25,7 +25,7 @@ from tqdm import tqdm
 from shared.cache.prepared import key_digest
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.datasets.label_cells import is_list
+from shared.datasets.label_columns import is_list
 from shared.disk import remedy, sync
 from shared.errors import UserError, aligned, count_of
 from shared.monitoring.log import finite_or_name

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shared.datasets import arrow_files, readers
-from shared.datasets.label_cells import class_names, names_of_ids
+from shared.datasets.label_columns import class_names, names_of_ids
 from shared.datasets.readers import blocks_of_lines, find_files, kind_of, lines_of
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, numbered, refuse_missing, source_of, where
 from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete

@@ -7,7 +7,7 @@ import runs
 from runs import refusal
 from table_files import class_labels, table_of
 
-from shared.datasets import label_cells
+from shared.datasets.label_columns import refuse_outliers
 from shared.datasets.labels import Labels, load_labeled
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named
@@ -116,7 +116,7 @@ def test_labels_that_cannot_be_used_are_refused(values, settings, expected):
         ([1, 2], ["2", "1"], [1, 0]),
         ([1, 2], ["2", "none"], "(unknown: none; known: 1, 2)"),
         ([True, False], [0, 1], "(unknown: 0, 1; known: false, true)"),
-        ([0.5, 1.0], ["a", "b"], "regression needs one number"),
+        ([0.5, 1.0], ["a", "b"], "contains string, not numbers"),
         (
             ["a", "b"],
             ["a", "z", "b", "y", "z", "x", "w", "v", "u"],
@@ -196,7 +196,7 @@ def ratings(*others):
     ],
 )
 def test_a_number_beside_which_float32_cannot_distinguish_the_others_is_refused_with_its_row(numbers, row):
-    message = runs.problem_of(label_cells.refuse_outliers, table_of(numbers), "label", np.array(numbers, float)) or ""
+    message = runs.problem_of(refuse_outliers, table_of(numbers), "label", np.array(numbers, float)) or ""
     assert message.startswith(f"row {row} of --train_file a.csv has {numbers[row - 1]:g} in label, wh" if row else "")
     assert bool(message) is bool(row)
 

@@ -10,11 +10,11 @@ sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
     "diabetes": (40, 6_850),
-    "nlp": (93, 14_850),
+    "nlp": (94, 14_900),
     "mlm": (94, 14_900),
-    "token_classification": (93, 14_850),
-    "embeddings": (97, 15_400),
-    "image_classification": (97, 15_400),
+    "token_classification": (93, 14_800),
+    "embeddings": (95, 15_000),
+    "image_classification": (97, 15_350),
 }
 
 

@@ -17,7 +17,7 @@ from shared.encoders.adapters import add_adapters
 from shared.errors import UserError
 from shared.losses import losses
 from shared.losses.losses import Scale
-from shared.options.text_options import TextOptions
+from shared.options.text_options import TextLossOptions, TextOptions
 
 NAMES = ("a", "b", "c")
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ TARGETS = np.array([1e8, 3e8, 5e8, 2.5e8])
 
 
 def shape(kind="classification", targets=(0, 0, 0, 1, 1, 2), **settings):
-    return losses.shape_of_run(losses.LossOptions(**settings), kind, NAMES, np.array(targets), CPU)
+    return losses.shape_of_run(TextLossOptions(**settings), kind, NAMES, np.array(targets), CPU)
 
 
 def test_balanced_weights_equal_those_of_scikit_learn_and_weigh_the_samples_of_the_plan():

@@ -115,7 +115,7 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     as_pairs = ["--label_column_name", "None", "--predictions_file", tmp_path / "pairs.parquet"]
     assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
     (tmp_path / "list.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
-    assert "regression needs one number" in refusal(predict_file, run, tmp_path / "list.jsonl")
+    assert "contains list<item: int64>, not numbers" in refusal(predict_file, run, tmp_path / "list.jsonl")
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):

@@ -94,7 +94,7 @@ def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, floa
     without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     torch.manual_seed(0)
     model = BertForMaskedLM(BertConfig(**sizes, **without_dropout))
-    predict_only_masked(model)
+    predict_only_masked(model, packing=False)
     model.to(device, torch.bfloat16 if how.all_bf16 else torch.float32).train()
     if how.packed:
         use_packed_attention(model, device, "bf16")

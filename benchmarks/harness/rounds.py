@@ -56,13 +56,15 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def machine(processes: int) -> dict[str, Any]:
-    """The processor, its cores, the versions of Python and the packages, and the date."""
+    """The processor with the instructions that torch uses, its cores, the versions of the packages, and the date."""
+    import torch
+
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     packages = ("torch", "accelerate", "transformers", "tokenizers", "numpy")
     models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
-        "cpu": models[0] if models else platform.processor(),
+        "cpu": f"{models[0] if models else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}",
         "cores": os.cpu_count(),
         "cores_used": min(processes, len(os.sched_getaffinity(0))),
         "python": platform.python_version(),

@@ -126,7 +126,7 @@ def recipe_of(benchmark: Benchmark) -> str:
 def with_dense_head(replace: Any, recipe: Any) -> None:
     """Compute the logits of all tokens, and then take those of the masked ones."""
 
-    def predict_all(model: Any) -> None:
+    def predict_all(model: Any, _: bool) -> None:
         forward = model.forward
 
         def forward_all(_: Any, *args: Any, masked: Any = None, **arguments: Any) -> Any:

@@ -116,8 +116,8 @@ def measure(arguments: argparse.Namespace, data: dict[str, Any], folder: Path, n
         job |= {"seed": round_, "bf16": arguments.mixed_precision == "bf16"}
         job |= {"output_dir": str(output), "result": str(place / "result.json")}
         job |= {key: str(data[flag]) for key, flag in FILES.items()}
+        (place / "job.json").write_text(json.dumps(job))
         words = [launching.HARNESS / "peer_loops.py", place / "job.json"]
-        words[1].write_text(json.dumps(job))
     used = launching.run(place / "log", sys.executable, *words, threads=arguments.threads)
     found = recipe_figures(work, output) if is_recipe else json.loads((place / "result.json").read_text())
     return used | found

@@ -48,7 +48,9 @@ def window(steps: int) -> int:
     return max(1, steps // 3)
 
 
-def train(arguments: argparse.Namespace, processes: int, link: float, variant: str, output: Path) -> dict[str, Any]:
+def train(
+    arguments: argparse.Namespace, output: Path, processes: int, link_mbit: float, variant: str
+) -> dict[str, float]:
     """Run the recipe once; the means of its figures after the first part."""
     times, flags = VARIANTS[variant]
     size = arguments.global_batch_size * times * (processes if arguments.weak else 1)
@@ -58,7 +60,7 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
     flags += ["--eval_steps", total, "--checkpointing_steps", "no", "--expect_processes", processes]
     flags += [*arguments.files, *shlex.split(arguments.flags), "--output_dir", output]
     command = [str(word) for word in (sys.executable, ROOT / "recipes" / RECIPES[arguments.recipe], *flags)]
-    limited_links.run_group(command, processes, link, output.with_suffix(".log"), arguments.gpus)
+    limited_links.run_group(command, processes, link_mbit, output.with_suffix(".log"), arguments.gpus)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
     figures = {}
@@ -141,7 +143,7 @@ def main() -> None:
     }
 
     def run(name: str, repeat: int) -> rounds.Row:
-        return combinations[name] | train(arguments, *combinations[name].values(), folder / f"{name}-{repeat}")
+        return combinations[name] | train(arguments, folder / f"{name}-{repeat}", **combinations[name])
 
     found = rounds.take_turns([*combinations], arguments.repeats, run)
     found.sort(key=lambda row: [*combinations].index(row["contestant"]))

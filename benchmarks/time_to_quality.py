@@ -64,7 +64,7 @@ def run(task: Mapping[str, Any], contestant: str, rate: float, seed: int, folder
     words = [*task["flags"].split(), *task["contestants"][contestant]["flags"].split(), "--checkpointing_steps", "no"]
     words += launching.flag_words({"learning_rate": rate, "seed": seed, "output_dir": folder})
 
-    class Timed(recipe.Config):  # type: ignore[name-defined,misc]
+    class Timed(recipe.Config):  # type: ignore[name-defined]
         def hooks(self) -> list[Hook]:
             return [*super().hooks(), clock]
 

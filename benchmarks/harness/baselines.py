@@ -131,7 +131,7 @@ def most_frequent_tags(train: pa.Table, validation: pa.Table) -> Scores:
     guessed = pa.table({"tokens": validation["tokens"], "tags": pa.array(guesses, validation["tags"].type)})
     of_training = Tags.of(train)
     begins = begins_of(sizes_of(validation[WORDS].combine_chunks()))
-    return tagging_scores(of_training, *map(of_training.encode, (guessed, validation)), begins)
+    return tagging_scores(of_training, of_training.encode(guessed), of_training.encode(validation), begins)
 
 
 def tfidf_retrieval(train: pa.Table, validation: pa.Table) -> Scores:

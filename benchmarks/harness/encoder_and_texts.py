@@ -27,7 +27,7 @@ def write_texts(folder: Path, texts: int | None = None) -> dict[str, Path]:
     return files
 
 
-def prepare(folder: Path, texts: int | None = None, sizes: dict[str, int] | None = None) -> dict[str, object]:
+def prepare(folder: Path, texts: int | None = None, sizes: dict[str, int] | None = None) -> dict[str, Path]:
     """Write a BERT with random weights, its tokenizer and the embedded texts.
 
     Args:

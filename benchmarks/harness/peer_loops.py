@@ -73,7 +73,8 @@ def sentences(job: SimpleNamespace) -> Material:
         return [{"input_ids": ids, "labels": label} for ids, label in zip(tokens, labels, strict=True)]
 
     score = pearson if regression else accuracy
-    return Material(model, *map(rows, both), DataCollatorWithPadding(tokenizer), score)
+    train, validation = map(rows, both)
+    return Material(model, train, validation, DataCollatorWithPadding(tokenizer), score)
 
 
 def masked_texts(job: SimpleNamespace) -> Material:
@@ -87,7 +88,8 @@ def masked_texts(job: SimpleNamespace) -> Material:
         tokens = tokenizer(table["text"].to_pylist(), truncation=True, max_length=job.max_length)["input_ids"]
         return [{"input_ids": ids} for ids in tokens]
 
-    return Material(AutoModelForMaskedLM.from_pretrained(job.model), *map(rows, tables(job)), collate, None)
+    train, validation = map(rows, tables(job))
+    return Material(AutoModelForMaskedLM.from_pretrained(job.model), train, validation, collate, None)
 
 
 def tagged_words(job: SimpleNamespace) -> Material:
@@ -102,7 +104,8 @@ def tagged_words(job: SimpleNamespace) -> Material:
     words = flag_words(flags | {"max_length": job.max_length, "output_dir": job.output_dir})
     *both, tags, tokenizer = recipe.load_data(options.parse(recipe.Config, words))
     model = AutoModelForTokenClassification.from_pretrained(job.model, num_labels=len(tags.names))
-    return Material(model, *map(rows_of_words, both), DataCollatorForTokenClassification(tokenizer), accuracy)
+    train, validation = map(rows_of_words, both)
+    return Material(model, train, validation, DataCollatorForTokenClassification(tokenizer), accuracy)
 
 
 MATERIALS: dict[str, Callable[[SimpleNamespace], Material]] = {
@@ -202,8 +205,8 @@ def accelerate(job: SimpleNamespace) -> dict[str, float]:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if job.bf16 else "no")
     made = MATERIALS[job.work](job)
     clock, size = Clock(made.model), job.global_batch_size
-    loader: Any = DataLoader(made.train, batch_size=size, shuffle=True, collate_fn=made.collate)  # type: ignore[arg-type]
-    validation: Any = DataLoader(made.validation, batch_size=size, collate_fn=made.collate)  # type: ignore[arg-type]
+    loader: Any = DataLoader(made.train, batch_size=size, shuffle=True, collate_fn=made.collate)
+    validation: Any = DataLoader(made.validation, batch_size=size, collate_fn=made.collate)
     optimizer = torch.optim.AdamW(made.model.parameters(), lr=job.learning_rate, weight_decay=job.weight_decay)
     model, optimizer, loader, validation = accelerator.prepare(made.model, optimizer, loader, validation)
     steps = job.epochs * len(loader)

@@ -112,7 +112,7 @@ def main(config: Config) -> dict[str, float]:
         width, compute_loss = model.config.hidden_size, cache.loss
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
-        data = f"{len(train):,} training and {len(validation):,} validation samples{rows}"
+        data = f"{len(train):,} training and {len(validation):,} validation samples; {rows}"
         score = partial(evaluate, accelerator, objective, model, width, plan, validation, collate)
         run.start(score, best_by, lengths=train.text_lengths, card={"data": data})
         for step in run.steps():

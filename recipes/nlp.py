@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from shared.cache.prepared import each_share
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.packed_texts import pack_or_pad_texts
+from shared.encoders.packed_texts import unpack_before_head
+from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.losses.losses import Scale, shape_of_run
 from shared.metrics.task_metrics import resolve_metrics
@@ -82,7 +83,7 @@ def main(config: Config) -> dict[str, float]:
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))
         scale = Scale.of_run(labels, train.targets, model)
-        collate, rows = pack_or_pad_texts(model, train, tokenizer, accelerator, config)
+        collate, rows = pack_or_pad(model, train, tokenizer, accelerator, config, unpack_before_head)
         shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
         sizes = {"lengths": train.lengths, "padded": collate.padded_lengths}
         plan = Plan.of_run(config, accelerator, **sizes, weights=shape.sample_weights, packed=collate.packed)
@@ -98,7 +99,7 @@ def main(config: Config) -> dict[str, float]:
         wrong = Mistakes(labels.names, lambda row: as_text(tokenizer, validation[row][0]))
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale, wrong)
 
-        data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"
+        data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}; {rows}"
         score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics, wrong)
         run.start(score, best_by, lengths=train.lengths, card={"data": data} | metrics.notes | shape.notes)
         for step in run.steps():

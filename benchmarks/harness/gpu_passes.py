@@ -26,6 +26,7 @@ from shared.encoders.packing import Packing, use_packed_attention
 from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
 from shared.speed.activations import use_activation_dtype
+from shared.text.tokenized import Rows
 
 MASKED = 0.15
 WARMUP, TIMED = 4, 12  # passes
@@ -147,8 +148,7 @@ def batch(
     inputs: dict[str, Any]
     if how.packed:
         collate, lengths = Packing(), np.full(documents, length)
-        inputs = collate((ids.numpy(), lengths, masked.numpy(), labels.numpy()))
-        del inputs["labels"]
+        inputs = collate(Rows(lengths, ids.numpy(), masked=masked.numpy()))
     else:
         inputs = {"masked": masked, "input_ids": ids.view(documents, length)}
     inputs = send_to_device(inputs, device)

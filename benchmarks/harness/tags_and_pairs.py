@@ -50,7 +50,7 @@ def rows_of_words(data: Any) -> list[dict[str, Any]]:
     """The windows of `TaggedWords` as transformers' Trainer takes them; labels of tokens without a loss are -100."""
     rows = []
     for window in range(len(data)):
-        tokens, _, places, tags = data.read_micro_batch(np.array([window]), np.zeros(1, np.int64))
+        _, tokens, _, tags, places = data.read_micro_batch(np.array([window]), np.zeros(1, np.int64))
         labels = np.full(len(tokens), -100)
         labels[places] = tags
         rows.append({"input_ids": tokens.tolist(), "labels": labels.tolist()})

@@ -23,7 +23,8 @@ from shared.datasets.label_columns import is_list, numbers_in
 from shared.datasets.rows import ROW_COLUMN, column_of, named, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.demo_data import pairs
-from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
+from shared.encoders.packed_texts import unpack_before_head
+from shared.encoders.packing import Packing, pack_or_pad
 from shared.errors import UserError
 from shared.plan.draws import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
@@ -189,8 +190,8 @@ class TextTuples(Dataset):
 
     def read_micro_batch(self, samples: NDArray[np.int64], epochs: NDArray[np.int64]) -> Rows:
         """The texts of `samples` as one array of each kind, all anchors, then all positives, and so on; the scores."""
-        lengths, tokens, types, _ = zip(*(c.read_micro_batch(samples, epochs) for c in self.columns), strict=True)
-        return (
+        lengths, tokens, types, *_ = zip(*(c.read_micro_batch(samples, epochs) for c in self.columns), strict=True)
+        return Rows(
             np.concatenate(lengths),
             np.concatenate(tokens),
             None if types[0] is None else np.concatenate(types),
@@ -234,7 +235,7 @@ class TupleCollate:
         texts: texts per sample.
     """
 
-    of_texts: Padding | PackedTexts
+    of_texts: Padding | Packing
     texts: int
 
     def __call__(self, rows: Rows) -> dict[str, Any]:
@@ -242,13 +243,13 @@ class TupleCollate:
 
         The digests are those of `text_digests`, for the loss of samples without scores.
         """
-        lengths, tokens, types, scores = rows
+        lengths, tokens, types, scores, _ = rows
         targets = text_digests(tokens, lengths).reshape(self.texts, -1) if scores is None else scores[None]
-        return self.of_texts((lengths, tokens, types, None)) | {"targets": torch.from_numpy(targets)}
+        return self.of_texts(Rows(lengths, tokens, types)) | {"targets": torch.from_numpy(targets)}
 
     def sizes(self, data: TextTuples) -> dict[str, Any]:
         """The arguments of `Plan` for the cost of a sample: its tokens, or all its texts padded to the longest one."""
-        if isinstance(self.of_texts, PackedTexts):
+        if self.of_texts.packed:
             return {"lengths": data.lengths, "packed": True}
         padding = self.of_texts
         return {"lengths": data.longest, "padded": lambda lengths: self.texts * padding.padded_lengths(lengths)}
@@ -268,11 +269,12 @@ def text_digests(tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> NDA
 def pack_or_pad_tuples(
     model: Any, train: TextTuples, tokenizer: Any, accelerator: Any, config: Any
 ) -> tuple[TupleCollate, str]:
-    """The collate function of samples, and a description for the user: see `pack_or_pad_texts`.
+    """The collate function of samples, and a description for the user: see `pack_or_pad`.
 
     Raises:
-        UserError: see `pack_or_pad_texts`.
+        UserError: see `pack_or_pad`.
     """
     config = with_one_length(config)
-    of_texts, described = pack_or_pad_texts(model, train.columns[0], tokenizer, accelerator, config)
+    texts = train.columns[0]
+    of_texts, described = pack_or_pad(model, texts, tokenizer, accelerator, config, unpack_before_head)
     return TupleCollate(of_texts, len(train.columns)), described

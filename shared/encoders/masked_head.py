@@ -12,6 +12,7 @@ from shared.encoders.packing import PADDED, Packing, use_packed_attention
 from shared.speed import first_token
 from shared.speed.first_token import Documents, attend, kept_tokens, replace_last_layer
 from shared.speed.self_check import keep_if_equal, packed_text_batch, text_batch
+from shared.text.tokenized import Rows
 
 
 def predict_only_masked(model: Any, packing: bool) -> None:
@@ -89,9 +90,7 @@ def compute_only_masked(model: Any) -> None:
         use_packed_attention(model, torch.device("cpu"), "no")
         tokens, lengths = packed_text_batch(config)
         masked = np.array([1, 2, 4, len(tokens) - 1])  # none of the second document, the last one of the third
-        batch = Packing.for_model(config)((tokens, lengths, masked, masked))
-        del batch["labels"]
-        return batch
+        return Packing.for_model(config)(Rows(lengths, tokens, masked=masked))
 
     families = {family: (layers, of_masked(forward)) for family, (layers, forward) in FAMILIES.items()}
     replace_last_layer(model, families, "a last layer that computes masked tokens only", packed_batch)

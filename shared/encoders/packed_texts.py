@@ -6,49 +6,13 @@ whether it reads the first token or the mean of all tokens. shared/encoders/pack
 
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from shared.encoders.packing import Packing, PaddedRows, pack_or_pad, packing_is_exact
-from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
-
-
-class PackedTexts(Packing):
-    """Collates items of `TokenizedText` into one row without padding."""
-
-    def __call__(self, rows: Rows | list[Item]) -> dict[str, Any]:
-        """`arguments`, token_type_ids [1, T] if there are any, and labels [texts, …]."""
-        lengths, ids, types, targets = rows if isinstance(rows, tuple) else joined(rows)
-        batch = self.arguments(ids, lengths)
-        if types is not None:
-            batch["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
-        if targets is not None:
-            batch["labels"] = torch.from_numpy(targets)
-        return batch
-
-    def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
-        """Those of `Packing`, and attention_mask [texts, longest] for heads that compute the mean of all tokens."""
-        real = np.arange(int(lengths.max())) < lengths[:, None]
-        return super().arguments(tokens, lengths) | {"attention_mask": torch.from_numpy(real.astype(np.int64))}
-
-
-def pack_or_pad_texts(
-    model: Any, data: TokenizedText, tokenizer: Any, accelerator: Any, config: Any
-) -> tuple[Padding | PackedTexts, str]:
-    """The collate function of tokenized texts according to --packing, and a description for the user.
-
-    Raises:
-        UserError: see `pad_rows`.
-    """
-    kinds = PackedTexts, Padding, unpack_before_head
-    collate, described = pack_or_pad(model, data, tokenizer, accelerator, config, *kinds)
-    return collate, f"; {described}"
+from shared.encoders.packing import PaddedRows, packing_is_exact
 
 
 def unpack_before_head(model: Any) -> bool:
-    """Make a ...ForSequenceClassification accept batches of `PackedTexts`, if that does not change its logits.
+    """Make a ...ForSequenceClassification accept packed texts, if that does not change its logits.
 
     Returns whether it accepts them. Padded rows are computed as before.
     """
@@ -66,7 +30,7 @@ def unpack_before_head(model: Any) -> bool:
         return output
 
     hook = layers.register_forward_hook(put_into_rows, with_kwargs=True, prepend=True)
-    exact = packing_is_exact(model, PackedTexts)
+    exact = packing_is_exact(model)
     if not exact:
         hook.remove()
     return exact

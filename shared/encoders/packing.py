@@ -25,18 +25,17 @@ from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.speed.first_token import Documents
 from shared.speed.self_check import outputs_of, packed_text_batch, same
-from shared.text.tokenized import Padding
+from shared.text.tokenized import Item, Padding, Rows, joined
 
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention
 PADDED, VARLEN = "packed_padded", "packed_varlen"  # transformers loads a kernel where a name has "flash" in it
 SIMILAR = 0.8  # a group of enough work ends before a document that is this much shorter than its longest, or longer
 ENOUGH_WORK = 2**21  # documents x squared length x width: about a millisecond, ten times the cost of calling kernels
-Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Makes a batch from the result of `MaskedDocuments.read_micro_batch`: one row without padding."""
+    """Collates texts: one row without padding."""
 
     first_position: int = 0
     packed: ClassVar[bool] = True
@@ -50,46 +49,43 @@ class Packing:
         """The cost of documents in tokens, int64 [N]: their lengths, because nothing is padded."""
         return lengths
 
-    def __call__(self, read: Read) -> dict[str, Any]:
-        """`arguments`, with the masked tokens in `documents`, and labels [n], the original ids of these tokens."""
-        tokens, lengths, masked, labels = read
-        batch = self.arguments(tokens, lengths)
-        ends = np.searchsorted(masked, batch["documents"].ends.numpy()).astype(np.int32)
-        most = int(np.diff(ends).max())
-        of_masked = Documents(torch.from_numpy(ends), most, torch.from_numpy(masked))
-        return batch | {
-            "documents": batch["documents"]._replace(masked=of_masked),
-            "labels": torch.from_numpy(labels),
-        }
+    def __call__(self, rows: Rows | list[Item]) -> dict[str, Any]:
+        """`arguments`, token_type_ids [1, T] if there are any, and labels [texts, …].
+
+        If single tokens have targets: labels [n], and these tokens in `documents`; attention_mask is left out.
+        """
+        lengths, ids, types, targets, masked = rows if isinstance(rows, tuple) else joined(rows)
+        batch = self.arguments(ids, lengths)
+        if types is not None:
+            batch["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
+        if targets is not None:
+            batch["labels"] = torch.from_numpy(targets)
+        if masked is not None:
+            ends = np.searchsorted(masked, batch["documents"].ends.numpy()).astype(np.int32)
+            of_masked = Documents(torch.from_numpy(ends), int(np.diff(ends).max()), torch.from_numpy(masked))
+            batch["documents"] = batch["documents"]._replace(masked=of_masked)
+            del batch["attention_mask"]
+        return batch
 
     def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
         """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
 
-        input_ids and position_ids [1, T], and the `Documents`.
+        input_ids and position_ids [1, T], the `Documents`, and attention_mask [documents, longest] for heads that
+        compute the mean of all tokens.
         """
+        real = np.arange(int(lengths.max())) < lengths[:, None]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
         return {
             "input_ids": torch.from_numpy(tokens.astype(np.int64, copy=False))[None],
             "position_ids": torch.from_numpy(positions)[None],
             "documents": Documents(torch.from_numpy(ends.astype(np.int32)), int(lengths.max())),
+            "attention_mask": torch.from_numpy(real.astype(np.int64)),
         }
 
 
-@dataclass(frozen=True)
-class OnePerRow(Padding):
-    """Makes a batch from the result of `MaskedDocuments.read_micro_batch`: one document per row, with padding."""
-
-    def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # takes other items than `Padding`
-        """input_ids and attention_mask [rows, longest], masked [n] (indices in the flattened rows) and labels [n]."""
-        tokens, lengths, masked, labels = read
-        batch = super().__call__((lengths, tokens, None, None))
-        where = batch["attention_mask"].flatten().nonzero()[:, 0]  # index of each token in the flattened rows
-        return batch | {"masked": where[torch.from_numpy(masked)], "labels": torch.from_numpy(labels)}
-
-
-def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
-    """Whether documents have the same outputs when `packing` packs them as each one alone.
+def packing_is_exact(model: Any) -> bool:
+    """Whether packed documents have the same outputs as each one alone.
 
     A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
     MobileBERT, each token also uses the embeddings of its neighbours. The packed attention is never causal.
@@ -100,7 +96,7 @@ def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
     tokens, lengths = packed_text_batch(model.config)
     rows = torch.from_numpy(tokens).split(lengths.tolist())
     alone = [outputs_of(model, {"input_ids": ids[None]}) for ids in rows]
-    packed = packing.for_model(model.config).arguments(tokens, lengths)
+    packed = Packing.for_model(model.config).arguments(tokens, lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = [  # each output is [1, T, ...] of packed tokens, or has one row for each document
@@ -125,25 +121,22 @@ def pack_or_pad(
     tokenizer: Any,
     accelerator: Any,
     config: Any,
-    packed: type[Packing] = Packing,
-    padded: type[Padding] = OnePerRow,
     exact: Callable[[Any], bool] = packing_is_exact,
-) -> tuple[Any, str]:
+) -> tuple[Padding | Packing, str]:
     """The collate function for the texts of `data` according to --packing, and a description of it for the user.
 
     If packed texts would attend to each other in this model, each has its own row, with padding.
 
     Args:
-        packed, padded: make batches.
-        exact: whether the model can be packed.
+        exact: whether the model can be packed; `unpack_before_head` for classifiers.
 
     Raises:
         UserError: see `pad_rows`.
     """
     if config.packing and exact(model):
         precision = config.activation_dtype or config.mixed_precision
-        return packed.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
-    collate, padding = pad_rows(model, data, tokenizer, config, padded)
+        return Packing.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
+    collate, padding = pad_rows(model, data, tokenizer, config)
     why = f", because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
     return collate, f"one text per row{why}{padding}"
 

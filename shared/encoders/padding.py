@@ -12,9 +12,7 @@ from shared.text.tokenized import Padding
 TRIAL_TOKENS, TRIAL_PADDING = 13, 8  # the trial's row and its padding; an odd number of tokens reveals pooling of pairs
 
 
-def pad_rows(
-    model: Any, data: Any, tokenizer: Any, config: Any, collate: type[Padding] = Padding
-) -> tuple[Padding, str]:
+def pad_rows(model: Any, data: Any, tokenizer: Any, config: Any) -> tuple[Padding, str]:
     """The collate function of rows for a model, and a description for the user, empty if padding does not matter.
 
     If padding changes the output of a model (because it uses Fourier transforms over tokens, or pools pairs of them),
@@ -25,14 +23,13 @@ def pad_rows(
         data: token ids of each sample, or tuples that begin with them and with token types or None.
         tokenizer: has a padding token.
         config: the recipe's config.
-        collate: the class of the collate function.
 
     Raises:
         UserError: the model cannot compute rows of --max_length.
     """
     row, types, *_ = data[0] if isinstance(data[0], tuple) else (data[0], None)
     usual, longest = 8 if config.activation_dtype or config.mixed_precision != "no" else 1, config.max_length
-    short = collate(tokenizer.pad_token_id, usual, longest)
+    short = Padding(tokenizer.pad_token_id, usual, longest)
     if longest <= TRIAL_PADDING + 1:
         return short, ""
     most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)
@@ -52,7 +49,7 @@ def pad_rows(
         pass
     with about(f"--max_length {longest}: a {type(model).__name__} cannot compute rows of that length"):
         padded(longest)
-    return collate(tokenizer.pad_token_id, longest, longest), (
+    return Padding(tokenizer.pad_token_id, longest, longest), (
         f"; each padded to --max_length {longest}, because padding changes the output of a {type(model).__name__}: "
         f"use the model with padding='max_length', max_length={longest} in its tokenizer"
     )

@@ -78,7 +78,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         columns=columns_of,
         score=score if can_score else None,
         has_loss=False,
-        notes={"model": f"{request.model}: embeddings of {dim} dimensions", "data": f"{texts}{how}"},
+        notes={"model": f"{request.model}: embeddings of {dim} dimensions", "data": f"{texts}; {how}"},
     )
     return prediction
 

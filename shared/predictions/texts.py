@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from shared.datasets.labels import load_labeled
-from shared.encoders.packed_texts import pack_or_pad_texts
+from shared.encoders.packed_texts import unpack_before_head
+from shared.encoders.packing import pack_or_pad
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
@@ -40,7 +41,8 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
     data = recipe.encode(config, table, with_targets(labels, targets), tokenizer)
     if hasattr(config, "packing"):
         model = adapt_to_device(accelerator, config, model)
-        collate, how = pack_or_pad_texts(model, data, tokenizer, accelerator, config)
+        collate, described = pack_or_pad(model, data, tokenizer, accelerator, config, unpack_before_head)
+        how = f"; {described}"
     else:
         collate, how = pad_rows(model, data, tokenizer, config)
     lengths = collate.padded_lengths(data.lengths.astype(np.int64))

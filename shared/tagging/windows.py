@@ -12,6 +12,7 @@ from shared.cache.prepared import ranges, shared_array
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import BATCH_TEXTS, Ints
+from shared.text.tokenized import Rows
 
 CONTEXT = 24  # pieces before and after a word
 
@@ -69,9 +70,8 @@ def windows_of(offsets: Ints, firsts: Ints, room: int, stride: int) -> Windows:
 class TaggedWords(Dataset):
     """Windows of tagged texts between special tokens, with the tag of each window's own words at their first pieces.
 
-    `read_micro_batch` returns the windows of a micro-batch together: (concatenated tokens [T] with special tokens,
-    lengths [windows], indices of the first pieces of the windows' own words [n], tags of these words [n]). Each word
-    belongs to one window, so it counts once in training and in evaluation.
+    The targets are the tags of the windows' own words, at the first pieces of these words. Each word belongs to one
+    window, so it counts once in training and in evaluation.
 
     Args:
         pieces: the pieces of all texts.
@@ -106,14 +106,14 @@ class TaggedWords(Dataset):
     def __getitem__(self, window: int) -> Ints:
         """int64 [length]: the tokens of a window."""
         samples = np.array([window])
-        return self.read_micro_batch(samples, samples)[0]
+        return self.read_micro_batch(samples, samples).ids
 
     def words_of(self, samples: Ints) -> Ints:
         """int64 [n]: the own words of windows, numbered as in `firsts`, in the order of the batch."""
         return ranges(self.windows.first_words[samples], self.num_words[samples])
 
-    def read_micro_batch(self, samples: Ints, _: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """The windows `samples` [windows]; epochs are ignored. See the class for what is returned."""
+    def read_micro_batch(self, samples: Ints, _: Ints) -> Rows:
+        """The windows `samples` [windows]; epochs are ignored."""
         starts, sizes = self.windows.starts[samples], self.windows.sizes[samples]
         lengths = self.lengths[samples].astype(np.int64)
         begins = np.cumsum(lengths) - lengths  # of each window in `tokens`
@@ -124,7 +124,7 @@ class TaggedWords(Dataset):
         words = self.words_of(samples)
         shifts = begins + len(self.before) - starts  # of the place of a piece
         places = self.firsts[words] + np.repeat(shifts, self.num_words[samples])
-        return tokens, lengths, places, self.tags[self.pieces.words[words]]
+        return Rows(lengths, tokens, targets=self.tags[self.pieces.words[words]], masked=places)
 
     def tags_of_all(self, predicted: Ints, outside: int) -> Ints:
         """int64 [words]: `predicted` [words with pieces], and the tag `outside` for the words without pieces."""

@@ -24,6 +24,7 @@ from shared.pretrained.tokenizers import check_unknown
 from shared.text.documents import BLOCK_ROWS, Documents
 from shared.text.encoder import Encoder
 from shared.text.masking import Masking
+from shared.text.tokenized import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -180,8 +181,7 @@ class MaskedDocuments(Dataset):
     """Pieces of documents with masked tokens.
 
     A sample is a piece of at most `max_length` tokens, including special tokens. A longer document continues in the
-    next piece, so no token is lost. `read_micro_batch` returns the pieces of a micro-batch together: (concatenated
-    tokens [T], lengths [pieces], indices of the masked tokens [n], their original ids [n]).
+    next piece, so no token is lost. The targets are the original ids of the masked tokens.
 
     Args:
         file: the tokens.
@@ -241,8 +241,8 @@ class MaskedDocuments(Dataset):
         first, size = self.starts[piece], self._sizes(piece)
         return np.concatenate([self.before, self.tokens[first : first + size].astype(np.int64), self.after])
 
-    def read_micro_batch(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """The pieces `samples` [pieces], masked for `epochs` [pieces]; see the class for what is returned."""
+    def read_micro_batch(self, samples: Ints, epochs: Ints) -> Rows:
+        """The pieces `samples` [pieces], masked for `epochs` [pieces]."""
         sizes = self._sizes(samples)
         lengths = sizes + len(self.before) + len(self.after)
         self.prefetch(samples)
@@ -255,7 +255,7 @@ class MaskedDocuments(Dataset):
         chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)
         labels, whose = text[chosen], owner[chosen]
         tokens[where[chosen]] = self.masking.replace(labels, self.seed, epochs[whose], samples[whose], place[chosen])
-        return tokens, lengths, where[chosen], labels
+        return Rows(lengths, tokens, targets=labels, masked=where[chosen])
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), self.arguments

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +36,17 @@ SPECIAL_TOKENS = {
 }
 
 Item = tuple[np.ndarray, np.ndarray | None, Any]  # one row: input_ids [n], token_type_ids [n], target
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]  # lengths [rows], tokens, types, targets
 Lengths = TypeVar("Lengths", NDArray[np.int64], np.int64)
+
+
+class Rows(NamedTuple):
+    """The texts of a micro-batch as one array of each kind."""
+
+    lengths: NDArray[np.int64]  # [rows]
+    ids: NDArray[Any]  # integers [T], all tokens
+    types: NDArray[Any] | None = None  # [T]
+    targets: NDArray[Any] | None = None  # [rows, ...], or [n] of single tokens
+    masked: NDArray[np.int64] | None = None  # [n], ascending: where in `ids` the tokens with a target are
 
 
 class TokenizedText(Dataset):
@@ -78,7 +87,7 @@ class TokenizedText(Dataset):
         lengths = self.lengths[samples].astype(np.int64)
         tokens = ranges(self.offsets[samples], lengths)
         types = None if self.token_type_ids is None else self.token_type_ids[tokens]
-        return lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples]
+        return Rows(lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples])
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), (self.folder, self._targets_or_file(), self.names)
@@ -107,7 +116,7 @@ class TokenizedText(Dataset):
 
 @dataclass(frozen=True)
 class Padding:
-    """Collates items of `TokenizedText`: pads to the longest row, rounded up to a multiple but not beyond a maximum."""
+    """Collates texts: pads to the longest row, rounded up to a multiple but not beyond a maximum."""
 
     pad_token_id: int
     multiple_of: int = 1
@@ -120,8 +129,11 @@ class Padding:
         return rounded if self.max_length is None else np.maximum(lengths, np.minimum(rounded, self.max_length))
 
     def __call__(self, rows: Rows | list[Item]) -> dict[str, torch.Tensor]:
-        """int64 [rows, longest]: input_ids, attention_mask, token_type_ids if there are any; also labels [rows, …]."""
-        lengths, ids, types, targets = rows if isinstance(rows, tuple) else joined(rows)
+        """int64 [rows, longest]: input_ids, attention_mask, token_type_ids if there are any; also labels [rows, …].
+
+        If single tokens have targets: labels [n], and masked [n], their indices in the flattened rows.
+        """
+        lengths, ids, types, targets, masked = rows if isinstance(rows, tuple) else joined(rows)
         real = np.arange(int(self.padded_lengths(lengths.max()))) < lengths[:, None]
         arrays = {"input_ids": np.full(real.shape, self.pad_token_id), "attention_mask": real.astype(np.int64)}
         arrays["input_ids"][real] = ids
@@ -130,6 +142,8 @@ class Padding:
             arrays["token_type_ids"][real] = types
         if targets is not None:
             arrays["labels"] = targets
+        if masked is not None:
+            arrays["masked"] = np.flatnonzero(real)[masked]
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -138,7 +152,7 @@ def joined(items: list[Item]) -> Rows:
     ids, types, targets = zip(*items, strict=True)
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     all_types = None if types[0] is None else np.concatenate(types)
-    return lengths, np.concatenate(ids), all_types, None if targets[0] is None else np.array(targets)
+    return Rows(lengths, np.concatenate(ids), all_types, None if targets[0] is None else np.array(targets))
 
 
 def tokenize(

@@ -25,8 +25,8 @@ from shared.contrastive.tuples import (
 )
 from shared.datasets import arrow_files
 from shared.datasets.tables import read_file
-from shared.encoders.packed_texts import PackedTexts
-from shared.text.tokenized import Padding, train_tokenizer
+from shared.encoders.packing import Packing
+from shared.text.tokenized import Padding, Rows, train_tokenizer
 
 COLUMNS = ("query", "answer", "other")
 
@@ -69,11 +69,11 @@ def test_a_micro_batch_has_all_anchors_then_all_positives_then_all_negatives(dat
     samples = np.array([5, 0, 3])
     expected = [train[i][column][0] for column in range(3) for i in samples]
     copy = pickle.loads(pickle.dumps(train))
-    lengths, tokens, types, targets = copy.read_micro_batch(samples, samples)
+    rows = lengths, tokens, types, targets, _ = copy.read_micro_batch(samples, samples)
     assert tokens.tolist() == np.concatenate(expected).tolist()
     assert lengths.tolist() == copy.text_lengths[samples].T.ravel().tolist() == list(map(len, expected))
     assert types is targets is None
-    batch = TupleCollate(Padding(tokenizer.pad_token_id), 3)((lengths, tokens, types, targets))
+    batch = TupleCollate(Padding(tokenizer.pad_token_id), 3)(rows)
     assert batch["input_ids"].shape == (9, max(lengths))
     assert batch["targets"].tolist() == [train.digests_of(column)[samples].tolist() for column in range(3)]
     assert copy.digest() == train.digest() != validation.digest()
@@ -98,7 +98,7 @@ def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, po
     with torch.no_grad():
         hidden = [plain(input_ids=torch.from_numpy(ids)[None]).last_hidden_state[0] for ids in texts]
         expected = torch.stack([each[0] if pooling == "cls" else each.mean(0) for each in hidden])
-    for config.packing, batches in ((True, PackedTexts), (False, Padding)):
+    for config.packing, batches in ((True, Packing), (False, Padding)):
         model = copy.deepcopy(plain)
         add_pooling(model, pooling)
         collate, described = pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
@@ -107,7 +107,7 @@ def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, po
         sizes = collate.sizes(train)
         costs = sizes.get("padded", np.asarray)(sizes["lengths"].astype(np.int64))
         assert costs.tolist() == [sum(each) if config.packing else 3 * max(each) for each in train.text_lengths]
-        rows = np.array(list(map(len, texts))), np.concatenate(texts), None, None
+        rows = Rows(np.array(list(map(len, texts))), np.concatenate(texts))
         with torch.no_grad():
             found = model(**collate.of_texts(rows)).logits
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -11,13 +11,13 @@ from families import CLASSIFIER, MASKED_LM, NO_DROPOUT, accelerator
 
 from shared.encoders.adapters import adapted_layers, add_adapters
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packed_texts import pack_or_pad_texts
-from shared.encoders.packing import OnePerRow, pack_or_pad
+from shared.encoders.packed_texts import unpack_before_head
+from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
 from shared.models.trainable import compiled, is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling
-from shared.text.tokenized import Padding
+from shared.text.tokenized import Padding, Rows
 
 LENGTHS = np.array([40, 23, 23, 9, 2, 1])
 FLAGS = {
@@ -34,19 +34,18 @@ DOCS = pytest.mark.docs
 
 def classifier(model, settings):
     """The batches of texts as rows, and as the recipe makes them."""
-    texts = LENGTHS, TOKENS, None, None
-    collate, _ = pack_or_pad_texts(model, [(TOKENS[:40], None, None)], SimpleNamespace(pad_token_id=0), *settings)
+    texts, tokenizer = Rows(LENGTHS, TOKENS), SimpleNamespace(pad_token_id=0)
+    collate, _ = pack_or_pad(model, [(TOKENS[:40], None, None)], tokenizer, *settings, unpack_before_head)
     assert collate.packed == settings[1].packing
     return Padding(0)(texts), collate(texts)
 
 
 def masked_lm(model, settings):
-    """The batches of documents as rows, and as the recipe makes them; both without labels."""
-    read = TOKENS, LENGTHS, MASKED, MASKED
+    """The batches of documents as rows, and as the recipe makes them."""
+    read = Rows(LENGTHS, TOKENS, masked=MASKED)
     collate, _ = pack_or_pad(model, [TOKENS[:40]], SimpleNamespace(pad_token_id=0), *settings)
     assert collate.packed
-    batches = OnePerRow(0)(read), collate(read)
-    return [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
+    return Padding(0)(read), collate(read)
 
 
 @pytest.mark.parametrize("how", [*(how for how in FLAGS if how != "compiled"), pytest.param("compiled", marks=DOCS)])

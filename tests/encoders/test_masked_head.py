@@ -14,10 +14,11 @@ from transformers import AttentionInterface, AutoModelForTokenClassification, Be
 from shared.compat import of_torch
 from shared.encoders import masked_head
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import OnePerRow, Packing, padded_attention, use_packed_attention
+from shared.encoders.packing import Packing, padded_attention, use_packed_attention
 from shared.encoders.text_models import adapt_to_device
 from shared.models.trainable import is_short
 from shared.speed import compiling
+from shared.text.tokenized import Padding, Rows
 
 TAGS = AutoModelForTokenClassification
 LENGTHS, COUNTS = (40, 17, 17, 9, 1), (7, 0, 4, 9, 1)  # tokens of the documents, and masked ones of these
@@ -52,19 +53,17 @@ def whole_and_short(kind="BERT", auto=MLM, **flags):
 
 
 def documents(lengths=LENGTHS, counts=COUNTS):
-    """(tokens, lengths, masked, labels), as `MaskedDocuments.read_micro_batch` gives them."""
+    """What `MaskedDocuments.read_micro_batch` gives."""
     generator, begins = np.random.default_rng(0), np.cumsum(lengths) - lengths
     tokens = generator.integers(5, 59, sum(lengths))
     chosen = [generator.permutation(length)[:count] for length, count in zip(lengths, counts, strict=True)]
     masked = np.sort(np.concatenate([begin + places for begin, places in zip(begins, chosen, strict=True)]))
-    return tokens, np.array(lengths), masked, tokens[masked]
+    return Rows(np.array(lengths), tokens, None, tokens[masked], masked)
 
 
 def packed(model, read=None):
     """A batch without labels."""
-    batch = Packing.for_model(model.config)(read or documents())
-    del batch["labels"]
-    return batch
+    return Packing.for_model(model.config)((read or documents())._replace(targets=None))
 
 
 def check_equal(whole, short, batch=None, most=1e-5):
@@ -96,8 +95,7 @@ def test_logits_and_gradients_equal_those_of_the_whole_layer(kind, auto):
     assert set(short.state_dict()) == set(whole.state_dict()), "the exported model is the same"
     for model in (whole, short):
         model.set_attn_implementation("sdpa")
-    rows, ids = OnePerRow(0)(documents()), {"input_ids": torch.arange(14).view(2, 7)}
-    del rows["labels"]
+    rows, ids = Padding(0)(documents()._replace(targets=None)), {"input_ids": torch.arange(14).view(2, 7)}
     for batch in (rows, ids):  # padded rows, and rows without masked tokens: all logits
         torch.testing.assert_close(short(**batch).logits, whole(**batch).logits)
 
@@ -108,9 +106,9 @@ def test_any_number_of_tokens_of_a_document_can_be_masked(kind):
     for counts in ((40, 17, 17, 9, 1), (0, 0, 0, 0, 1), (3, 3, 3, 3, 0), (0, 2, 0, 0, 0)):
         check_equal(whole, short, packed(short, documents(counts=counts)))
     check_equal(whole, short, packed(short, documents((20, 20, 20), (5, 5, 5))))  # nothing is padded
-    tokens, lengths, masked, _ = documents()
-    none = packed(short, (tokens, lengths, masked[:0], masked[:0]))
-    assert rows_of_last_layer(short, none) == len(tokens)
+    found = documents()
+    none = packed(short, found._replace(masked=found.masked[:0]))
+    assert rows_of_last_layer(short, none) == len(found.ids)
     assert short(**none).logits.shape == whole(**none).logits.shape == (0, 60)
 
 

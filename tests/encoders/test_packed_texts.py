@@ -11,8 +11,8 @@ import torch
 from families import CLASSIFIER, CPU, FAMILIES, MASKED_LM, accelerator
 from torch.nn import functional as F
 
-from shared.encoders.packed_texts import PackedTexts, holder_of_layers, pack_or_pad_texts, unpack_before_head
-from shared.encoders.packing import use_packed_attention
+from shared.encoders.packed_texts import holder_of_layers, unpack_before_head
+from shared.encoders.packing import Packing, pack_or_pad, use_packed_attention
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
@@ -76,7 +76,7 @@ def test_packed_texts_have_the_logits_and_gradients_of_padded_rows_or_the_model_
         return
     assert is_short(model) == (model.config.model_type in first_token.FAMILIES)
     use_packed_attention(model, CPU, "no")
-    batch = PackedTexts.for_model(model.config)(items(model))
+    batch = Packing.for_model(model.config)(items(model))
     assert batch["input_ids"].shape == (1, sum(LENGTHS))
     for found, value in zip(families.logits_and_gradients(model, inputs_of(batch)), expected, strict=True):
         assert found.shape == value.shape
@@ -88,10 +88,10 @@ def test_packed_texts_have_the_logits_and_gradients_of_padded_rows_or_the_model_
 
 
 def packed(model):
-    """What `pack_or_pad_texts` gives for the texts of `items`."""
+    """What `pack_or_pad` gives for the texts of `items`."""
     data, tokenizer = items(model), SimpleNamespace(pad_token_id=0)
     config = SimpleNamespace(packing=True, mixed_precision="no", activation_dtype=None, max_length=48)
-    return pack_or_pad_texts(model, data, tokenizer, accelerator(), config)
+    return pack_or_pad(model, data, tokenizer, accelerator(), config, unpack_before_head)
 
 
 @pytest.mark.parametrize("lengths", [(9, 4, 2), (7, 7), (5,), (1, 1, 1)])
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_packed_gets_padded_rows_and_that_is_said(name, m
     collate, said = packed(model)
     assert isinstance(collate, Padding)
     assert not collate.packed
-    assert said == f"; one text per row, because a {type(model).__name__} cannot be packed exactly"
+    assert said == f"one text per row, because a {type(model).__name__} cannot be packed exactly"
 
 
 def test_flash_attention_gets_one_query_per_text_in_a_short_last_layer(monkeypatch):

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from shared.encoders import packing
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import OnePerRow, Packing, pack_or_pad, packing_is_exact, use_packed_attention
+from shared.encoders.packing import Packing, pack_or_pad, packing_is_exact, use_packed_attention
 from shared.speed.first_token import Documents
+from shared.text.tokenized import Padding, Rows
 
 KINDS = ("bert", "roberta", "modernbert")
 PAD, LONGEST = 1, 60  # a padding id that is not 0: RoBERTa counts from it
@@ -33,11 +34,11 @@ def tiny(kind, **more):
 
 
 def read(lengths, seed=0, share=0.3):
-    """(tokens, lengths, masked, labels) as of MaskedDocuments.read_micro_batch, for documents of these lengths."""
+    """What MaskedDocuments.read_micro_batch gives, for documents of these lengths."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(5, 320, sum(lengths))
     masked = np.sort(generator.choice(len(tokens), max(1, int(share * len(tokens))), replace=False))
-    return tokens, np.array(lengths), masked, generator.integers(5, 320, len(masked))
+    return Rows(np.array(lengths), tokens, None, generator.integers(5, 320, len(masked)), masked)
 
 
 def alone(model, tokens, lengths):
@@ -49,7 +50,7 @@ def alone(model, tokens, lengths):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [[60, 37, 37, 12, 3, 1], [20, 20, 20], [60]])
 def test_packed_and_padded_documents_have_the_loss_and_gradient_of_single_ones_and_a_dense_head(kind, lengths):
-    found = tokens, _, masked, labels = read(lengths)
+    found = _, tokens, _, labels, masked = read(lengths)
     dense, targets = tiny(kind).train(), torch.from_numpy(labels)
     expected = alone(dense, tokens, lengths)
     loss = F.cross_entropy(expected[masked], targets)
@@ -59,7 +60,7 @@ def test_packed_and_padded_documents_have_the_loss_and_gradient_of_single_ones_a
         predict_only_masked(sparse, packing=False)
         if packed:
             use_packed_attention(sparse, CPU, "no")
-        batch = (Packing.for_model(sparse.config) if packed else OnePerRow(PAD))(found)
+        batch = (Packing.for_model(sparse.config) if packed else Padding(PAD))(found)
         assert torch.equal(batch.pop("labels"), targets)
         assert not packed or batch["input_ids"].shape == (1, sum(lengths)), "only real tokens are computed"
         logits = sparse(**batch).logits
@@ -83,7 +84,7 @@ def test_the_logits_of_masked_tokens_are_those_of_the_dense_head_in_any_model(ki
     if kind == "nothing apart":
         model.base_model_prefix = ""
         assert model.base_model is model
-    batch = OnePerRow(PAD)(read([9, 4, 2]))
+    batch = Padding(PAD)(read([9, 4, 2]))
     del batch["labels"]
     masked = batch.pop("masked")
     expected = model(**batch).logits

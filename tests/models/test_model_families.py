@@ -74,7 +74,7 @@ def fills_in(*case):
     losses = []
     with torch.inference_mode():
         for piece in range(len(held_out)):
-            tokens, _, masked, labels = held_out.read_micro_batch(np.array([piece]), np.zeros(1, np.int64))
+            _, tokens, _, labels, masked = held_out.read_micro_batch(np.array([piece]), np.zeros(1, np.int64))
             ids = {"input_ids": tokens.tolist()}
             given = tokenizer.pad(ids, padding="max_length", max_length=LONGEST) if padded else ids
             logits = model(**{name: torch.tensor(values)[None] for name, values in given.items()}).logits[0, masked]

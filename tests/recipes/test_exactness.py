@@ -257,7 +257,7 @@ def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(nl
 
 def dense_losses(model, data, sample, epoch):
     """Loss and correctness [masked tokens] of one piece in a batch of its own, with logits for every token."""
-    tokens, _, masked, labels = data.read_micro_batch(np.array([sample]), np.array([epoch]))
+    _, tokens, _, labels, masked = data.read_micro_batch(np.array([sample]), np.array([epoch]))
     logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0][torch.from_numpy(masked)]
     targets = torch.from_numpy(labels)
     return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets

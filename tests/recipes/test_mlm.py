@@ -40,7 +40,7 @@ def test_the_masks_of_validation_text_do_not_depend_on_the_masking_flags_or_the_
     for data in other:
         both = zip(usual.read_micro_batch(everything, epochs), data.read_micro_batch(everything, epochs), strict=True)
         assert all(np.array_equal(a, b) for a, b in both)
-    tokens, _, masked, labels = usual.read_micro_batch(everything, epochs)
+    _, tokens, _, labels, masked = usual.read_micro_batch(everything, epochs)
     assert set(tokens[masked]) == {usual.masking.mask_token}
     special = 2 * len(usual)  # [CLS] and [SEP] of each piece
     assert len(masked) / (usual.num_tokens - special) == pytest.approx(0.15, abs=0.02)

@@ -73,7 +73,7 @@ def losses_of_words(model, data, windows):
     """The loss and the predicted tag of each window's own words; one window at a time, with logits of all tokens."""
     losses, predicted = [], []
     for window in windows:
-        tokens, _, places, tags = data.read_micro_batch(np.array([window]), np.zeros(1, int))
+        _, tokens, _, tags, places = data.read_micro_batch(np.array([window]), np.zeros(1, int))
         logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0]
         losses.append(F.cross_entropy(logits[torch.from_numpy(places)], torch.from_numpy(tags), reduction="none"))
         predicted.append(logits.argmax(1)[torch.from_numpy(places)])

@@ -69,7 +69,7 @@ def windows_of(begin, end, room, stride):
 def test_a_micro_batch_has_the_tokens_of_its_windows_and_the_tags_of_their_own_words(pieces_of_words, data):
     train = dataset(pieces_of_words, data.draw(st.integers(2, 9)), 1)
     samples = np.array(data.draw(st.lists(st.integers(0, len(train) - 1), min_size=1, max_size=4)))
-    tokens, lengths, places, tags = train.read_micro_batch(samples, np.zeros(len(samples), int))
+    lengths, tokens, _, tags, places = train.read_micro_batch(samples, np.zeros(len(samples), int))
     assert lengths.tolist() == train.lengths[samples].tolist()
     expected_tokens, expected = [], []
     for window in samples:

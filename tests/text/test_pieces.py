@@ -60,7 +60,7 @@ def test_pieces_hold_every_token_of_the_selected_documents_once(folder, data):
     assert (found.longest, found.num_tokens) == (found.lengths.argmax(), found.lengths.sum())
 
     samples = np.random.default_rng(0).permutation(len(found))
-    read, lengths, places, labels = found.read_micro_batch(samples, np.zeros(len(samples), int))
+    lengths, read, _, labels, places = found.read_micro_batch(samples, np.zeros(len(samples), int))
     assert lengths.tolist() == found.lengths[samples].tolist()
     assert (read[places] == 1).all()
     owner = np.repeat(np.arange(len(samples)), lengths)[places]
@@ -72,8 +72,8 @@ def test_pieces_hold_every_token_of_the_selected_documents_once(folder, data):
 def test_two_epochs_mask_different_tokens(folder):
     data = MaskedDocuments(write(folder, [30] * 9, "epochs"), Selection(), 32, ([2], [3]), MASKING, 0)
     one, other = (data.read_micro_batch(np.arange(9), np.full(9, epoch)) for epoch in (0, 1))
-    assert (one[1].tolist(), len(one[2])) == (other[1].tolist(), len(other[2]))
-    assert one[2].tolist() != other[2].tolist()
+    assert (one.lengths.tolist(), len(one.masked)) == (other.lengths.tolist(), len(other.masked))
+    assert one.masked.tolist() != other.masked.tolist()
 
 
 def test_other_settings_have_other_pieces(folder):

@@ -22,7 +22,7 @@ from transformers import (
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named
 from shared.text import encoder, table_texts, tokenized
-from shared.text.tokenized import Padding, TokenizedText, check_max_length, tokenize, train_tokenizer
+from shared.text.tokenized import Padding, Rows, TokenizedText, check_max_length, tokenize, train_tokenizer
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -156,7 +156,7 @@ def test_a_batch_is_its_rows_padded_to_the_longest_with_its_targets_as_labels(ro
     labels = None if targets is None else targets[: len(rows)]
     tokens, lengths = np.concatenate(rows).astype(np.uint16), np.array([*map(len, rows)])
     padding = Padding(7, multiple_of, max_length)
-    batch = padding((lengths, tokens, (tokens % 2).astype(np.uint8), labels))
+    batch = padding(Rows(lengths, tokens, (tokens % 2).astype(np.uint8), labels))
     width = batch["input_ids"].shape[1]
     assert lengths.max() <= width < lengths.max() + multiple_of
     assert width % multiple_of == 0 or width == max_length

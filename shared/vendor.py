@@ -12,10 +12,12 @@ import ast
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import packages_distributions
+from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 from shared.errors import UserError, count_of
 from shared.processes import ending
@@ -24,39 +26,19 @@ ROOT = Path(__file__).parent.parent
 OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
 
 
-@cache
-def parsed(file: Path) -> ast.Module:
-    """The syntax tree of a file."""
-    return ast.parse(file.read_text())
-
-
-def imported_modules(file: Path) -> Iterator[str]:
-    """The modules that a file imports, at its top or inside of functions, and the names that it imports from them."""
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
-
-
-def files_of(module: str) -> Iterator[Path]:
-    """The files of this project that an import of a module runs: those of its packages, and its own."""
-    path = ROOT
-    for part in module.split("."):
-        path /= part
-        yield from (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
-
-
 def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
-    """The files of shared/ that a recipe imports, directly or through others, and those of further `modules`."""
-    found: set[Path] = set()
-    waiting, named = [start], [*modules]
-    while waiting:
-        named += (name for file in waiting for name in imported_modules(file) if name.split(".")[0] == "shared")
-        waiting = [file for file in {file for name in named for file in files_of(name)} if file not in found]
-        found |= {*waiting}
-        named.clear()
-    return found
+    """The files of shared/ that a recipe imports, directly or through others, and those of further `modules`.
+
+    Imports inside of functions count. A module of `modules` that is a command in a package comes with its `__main__`.
+    """
+    # Other folders are not searched: one of them may have the name of a package, as wandb/ has.
+    finder: Any = ModuleFinder([str(ROOT)], excludes=[path.stem for path in ROOT.iterdir() if path.name != "shared"])
+    finder.run_script(str(start))
+    for module in modules:
+        finder.import_hook(module)
+        with suppress(ImportError):
+            finder.import_hook(f"{module}.__main__")
+    return {Path(found.__file__) for found in finder.modules.values() if found.__file__} - {start}
 
 
 def requirements_of(files: Sequence[Path]) -> list[str]:
@@ -66,10 +48,14 @@ def requirements_of(files: Sequence[Path]) -> list[str]:
     package that is not installed is taken to be its own name.
     """
     words, installed = set[str](), packages_distributions()
-    for file in files:
-        words |= {name.split(".")[0] for name in imported_modules(file)}
-        tree = ast.walk(parsed(file))
-        words |= {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        match node:
+            case ast.Import():
+                words |= {alias.name.split(".")[0] for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                words.add(module.split(".")[0])
+            case ast.Constant(value=str(text)):
+                words.add(text)
     words |= {"sentencepiece"} if "transformers" in words else set()  # it reads the tokenizers of some models with it
 
     def is_needed(package: str) -> bool:
@@ -95,7 +81,7 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
             raise UserError(f"{module} is not a module of shared/, such as shared.predict")
     if target.exists():
         raise UserError(f"{target} exists: name a folder that does not exist yet")
-    behind = sorted(closure(recipe, [*modules, *(f"{module}.__main__" for module in modules)]))
+    behind = sorted(closure(recipe, modules))
     for file in behind:
         copied = target / file.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def timed_steps(accelerator, clock, steps=2):
     waited, model = [0.0], Slow(clock)
     watch = monitor(accelerator, waited=lambda: waited[0], model=model)
     for step in range(steps):
-        for piece in plan(micro_batches=2).micro_batches(step):
+        for piece in plan(micro_batches_per_step=2).micro_batches(step):
             clock[0] += 1
             waited[0] += 1
             out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max()), dtype=torch.long))

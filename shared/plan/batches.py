@@ -3,11 +3,11 @@
 The sample stream is the concatenation of the epochs' permutations; step k takes the samples [k*G, (k+1)*G) of it, its
 global batch. The order inside a global batch does not matter, so its samples are sorted by length and cut into
 micro-batches of even cost within a budget. The number of processes only determines which process computes which
-micro-batch, not the cut (see `cut_differs` for the exception). A resumed run asks the plan for the next step.
+micro-batch, not the cut (see `_count` for the exception). A resumed run asks the plan for the next step.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,89 +42,71 @@ class MicroBatch:
         return self.step_size if self.counted else float("inf")
 
 
+@dataclass(kw_only=True, eq=False)
 class Plan:
     """The steps of a run, as seen by one process.
 
     The cost of a step is a function of G. Nothing of N elements is copied: `lengths` and `weights` may be memory maps.
 
-    Args:
-        lengths: int [N], tokens of each sample; None if all samples have the same size.
-        padded: the tokens that samples take when each is padded on its own, as a function of their lengths [n] that
-            never decreases; None: samples are not padded.
-        longest: the number of the longest sample, if it is known; None: it is searched for, if there is a budget.
-        num_samples: N; required if `lengths` is None.
-        seed: determines the order of the samples.
-        global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
-        num_epochs: passes over the data; the last step may be smaller. Ignored if `max_steps` is given.
-        max_steps: number of steps, over as many epochs as needed.
-        weights: each sample's share of the loss normalizer, such as its masked tokens: an array [N], or anything that
-            gives those of some samples when indexed with them; None: 1 each.
-        packed: a micro-batch holds its samples end to end, without padding.
-        max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
-        max_samples: budget of a micro-batch in rows. If both are given, both apply.
-        micro_batches: cut a step into at least this many.
-        num_processes, process_index: which process this is. They do not change the cut, except with `equal_counts` or
-            with more processes than micro-batches (see `cut_differs`).
-        equal_counts: every process gets the same number of micro-batches, for models whose forward pass communicates
-            (FSDP, SyncBatchNorm); the number per step then is a multiple of `num_processes`.
-
     Raises:
         UserError: G is smaller than the number of processes, or a sample does not fit the budget.
     """
 
-    def __init__(
-        self,
-        *,
-        lengths: NDArray[np.integer] | None = None,
-        padded: Callable[[Ints], Ints] | None = None,
-        longest: int | None = None,
-        num_samples: int | None = None,
-        weights: Any = None,
-        packed: bool = False,
-        seed: int,
-        global_batch_size: int,
-        num_epochs: int | None = None,
-        max_steps: int | None = None,
-        max_tokens: int | None = None,
-        max_samples: int | None = None,
-        micro_batches: int = 1,
-        num_processes: int = 1,
-        process_index: int = 0,
-        equal_counts: bool = False,
-    ) -> None:
-        if max_tokens is not None and lengths is None:
+    lengths: Any = None  # int [N], tokens of each sample; None if all samples have the same size
+    num_samples: int = 0  # N; required if `lengths` is None
+    padded: Callable[[Ints], Ints] = lambda lengths: lengths
+    """The tokens that samples take when each is padded on its own, as a function of their lengths [n] that never
+    decreases."""
+    longest: int | None = None  # the longest sample, if it is known; None: it is searched for, if there is a budget
+    weights: Any = None
+    """Each sample's share of the loss normalizer, such as its masked tokens: an array [N], or anything that gives those
+    of some samples when indexed with them; None: 1 each."""
+    packed: bool = False  # a micro-batch holds its samples end to end, without padding
+    seed: int  # determines the order of the samples
+    global_batch_size: int  # G, samples per optimizer step, over all processes and micro-batches
+    num_epochs: int | None = None  # passes over the data; the last step may be smaller. Ignored if `max_steps` is given
+    max_steps: int | None = None  # number of steps, over as many epochs as needed
+    max_tokens: int | None = None  # budget of a micro-batch: rows x longest row, or the sum of the lengths if `packed`
+    max_samples: int | None = None  # budget of a micro-batch in rows. If both are given, both apply
+    micro_batches_per_step: int = 1  # a step is cut into at least this many
+    num_processes: int = 1  # does not change the cut, except with `equal_counts` or more processes than micro-batches
+    process_index: int = 0  # which process this is
+    equal_counts: bool = False
+    """Every process gets the same number of micro-batches, for models whose forward pass communicates (FSDP,
+    SyncBatchNorm); the number per step then is a multiple of `num_processes`."""
+    first_processes: int = field(default=1, init=False)
+    """The processes of the first launch: each step has at least as many micro-batches, so a run that resumes on fewer
+    has the same ones, and the same dropout and batch norm. `TrainingRun` sets it."""
+    depends_on_processes: str = field(default="", init=False)  # why the result depends on them besides the cut
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.lengths is None:
             raise UserError(
-                f"--max_tokens_per_micro_batch {max_tokens} needs the lengths of the samples, and this data set has "
-                "none: use --per_device_train_batch_size"
+                f"--max_tokens_per_micro_batch {self.max_tokens} needs the lengths of the samples, and this data set "
+                "has none: use --per_device_train_batch_size"
             )
-        if global_batch_size < num_processes:
+        if self.global_batch_size < self.num_processes:
             raise UserError(
-                f"--global_batch_size {global_batch_size} is smaller than the number of processes, {num_processes}: "
-                f"raise it to {num_processes} or more, or start fewer processes"
+                f"--global_batch_size {self.global_batch_size} is smaller than the number of processes, "
+                f"{self.num_processes}: raise it to {self.num_processes} or more, or start fewer processes"
             )
-        self.num_samples = len(lengths) if lengths is not None else num_samples or 0
+        if self.lengths is None:
+            self.lengths = np.broadcast_to(np.int64(1), self.num_samples)
+        self.num_samples = len(self.lengths)
         assert self.num_samples > 0, "an empty data set reached the plan"
-        self.lengths = np.broadcast_to(np.int64(1), self.num_samples) if lengths is None else lengths
-        self.padded = padded or (lambda lengths: lengths)
-        if max_tokens is not None:
-            longest = int(self.lengths.argmax()) if longest is None else longest
-            if (length := int(self.lengths_of(np.array([longest]))[0])) > max_tokens:
+        if self.max_tokens is not None:
+            longest = int(self.lengths.argmax()) if self.longest is None else self.longest
+            if (length := int(self.lengths_of(np.array([longest]))[0])) > self.max_tokens:
                 raise UserError(
-                    f"--max_tokens_per_micro_batch {max_tokens} is smaller than sample {longest}, which has {length} "
-                    f"tokens: raise it to {length} or more, or lower --max_length"
+                    f"--max_tokens_per_micro_batch {self.max_tokens} is smaller than sample {longest}, which has "
+                    f"{length} tokens: raise it to {length} or more, or lower --max_length"
                 )
-        self.weights, self.packed = weights, packed
-        self.seed, self.global_batch_size = seed, global_batch_size
-        assert num_epochs is not None or max_steps is not None
-        stream = num_epochs * self.num_samples if num_epochs is not None else 0
-        self.total_samples = stream if max_steps is None else max_steps * global_batch_size
-        self.total_steps = -(-self.total_samples // global_batch_size)
-        self.max_tokens, self.max_samples, self.micro_batches_per_step = max_tokens, max_samples, micro_batches
-        self.num_processes, self.process_index, self.equal_counts = num_processes, process_index, equal_counts
-        # Each step has at least as many micro-batches as there were processes at the first launch of the run: one that
-        # resumes on fewer has the same micro-batches, so the same dropout and batch norm. `TrainingRun` sets it.
-        self.first_processes = 1
-        self.depends_on_processes = ""  # why the result depends on their number, apart from the cut
+        if self.max_steps is not None:
+            self.total_samples = self.max_steps * self.global_batch_size
+        else:
+            assert self.num_epochs is not None
+            self.total_samples = self.num_epochs * self.num_samples
+        self.total_steps = -(-self.total_samples // self.global_batch_size)
 
     @classmethod
     def of_run(cls, config: Options, accelerator: Any, **data: Any) -> "Plan":
@@ -141,7 +123,7 @@ class Plan:
             max_steps=config.max_train_steps,
             max_tokens=config.max_tokens,
             max_samples=config.per_device_train_batch_size,
-            micro_batches=config.micro_batches_per_step or 1,
+            micro_batches_per_step=config.micro_batches_per_step or 1,
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
         )
@@ -235,18 +217,13 @@ class Plan:
         if not steps or (fewest == fewest_here and not self.equal_counts):
             return False
         most = max(2, COMPARED // self.global_batch_size)
-        compared = {steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)}
-        return any(self.cut_differs(step, num_processes, first_processes) for step in compared)
 
-    def cut_differs(self, step: int, num_processes: int = 1, first_processes: int = 1) -> bool:
-        """Whether a step has another cut here than on another number of processes.
+        def differs(step: int) -> bool:
+            lengths = sorted(self.lengths_of(self.global_batch(step)[0]).tolist(), reverse=True)
+            here = self._count(lengths, self.num_processes, self.first_processes)
+            return here != self._count(lengths, num_processes, first_processes)
 
-        If it differs from that on one process, dropout and batch norm depend on the number of processes.
-        """
-        samples, _ = self.global_batch(step)
-        lengths = sorted(self.lengths_of(samples).tolist(), reverse=True)
-        here = self._count(lengths, self.num_processes, self.first_processes)
-        return here != self._count(lengths, num_processes, first_processes)
+        return any(map(differs, {steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)}))
 
     def _count(self, sorted_lengths: list[int], num_processes: int, first_processes: int) -> int:
         """The number of micro-batches of a step: as the config requires, and enough for every process.

@@ -64,7 +64,7 @@ def batch_of(texts, samples):
 def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
     kinds, size, micro_batches, dropout, symmetric, kept
 ):
-    cut = {"global_batch_size": size, "micro_batches": min(micro_batches, size)}
+    cut = {"global_batch_size": size, "micro_batches_per_step": min(micro_batches, size)}
     plan = Plan(num_samples=40, seed=1, max_steps=3, **cut)
     texts, loss, model = texts_of(kinds, plan.num_samples), RankingLoss(0.1, symmetric), Encoder(dropout)
 
@@ -98,7 +98,7 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
 
 def test_a_repeated_micro_batch_has_neither_loss_nor_gradient():
     """Under FSDP, a process without a micro-batch of its own repeats one."""
-    plan = Plan(num_samples=9, seed=1, global_batch_size=9, max_steps=1, micro_batches=1, num_processes=1)
+    plan = Plan(num_samples=9, seed=1, global_batch_size=9, max_steps=1)
     texts, model = texts_of(2, 9), Encoder(0.0)
     (piece,) = plan.micro_batches(0)
     repeat = SimpleNamespace(index=1, counted=False, samples=piece.samples[-1:])

@@ -15,7 +15,7 @@ from shared.extras.time_report import seconds_by_part
 def test_forward_passes_before_the_backward_passes_are_computation(accelerator, clock):
     model = Slow(clock)
     watch = monitor(accelerator, model=model)
-    pieces = plan(micro_batches=2).micro_batches(0)
+    pieces = plan(micro_batches_per_step=2).micro_batches(0)
     clock[0] += 1
     for piece in pieces:
         model(torch.zeros(len(piece.samples), 1))
@@ -111,7 +111,7 @@ def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monk
         watch = monitor(accelerator, waited=lambda: 1e6, model=model)
         event.waits = 0
         for step in range(steps):
-            for piece in plan(micro_batches=2).micro_batches(step):
+            for piece in plan(micro_batches_per_step=2).micro_batches(step):
                 model(torch.zeros(len(piece.samples), 1))
                 watch.add(piece, torch.tensor(0.0))
             watch.end_step(WENT_WELL)

@@ -67,7 +67,7 @@ def test_recomputed_layers_count_once(accelerator, clock, again):
     with torch.no_grad():
         model(torch.zeros(9, 9))
     real = area = 0
-    for piece in plan(micro_batches=3).micro_batches(0):
+    for piece in plan(micro_batches_per_step=3).micro_batches(0):
         out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max())))
         out.sum().backward()
         watch.add(piece, out.sum())

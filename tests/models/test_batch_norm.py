@@ -129,7 +129,7 @@ def test_weights_of_samples_do_not_change_the_averages():
     for weights in (None, np.arange(1.0, 11.0)):
         net = model().train()
         averages = averages_of(net)
-        plan = Plan(num_samples=10, seed=0, global_batch_size=10, num_epochs=1, weights=weights, micro_batches=2)
+        plan = Plan(num_samples=10, seed=0, global_batch_size=10, num_epochs=1, weights=weights, max_samples=5)
         torch.manual_seed(2)
         pieces = [(piece, torch.randn(len(piece.samples), 3, 8, 8)) for piece in plan.micro_batches(0)]
         step(net, averages, pieces)

@@ -81,5 +81,5 @@ def rows(**values):
     """The figures of three processes, which are equal except for those given in `values`."""
     names = ["data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "flops", "tokens"]
     names += ["positions", "seconds", "peak_flops", "peak_memory", "reserved_memory"]
-    same = {name: np.ones(3) for name in names} | {"utilization": np.full(3, np.nan)}
+    same = {name: np.ones(3) for name in names}
     return same | {name: np.array(three) for name, three in values.items()}

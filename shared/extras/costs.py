@@ -5,7 +5,6 @@ belongs to the second mark, so no time is counted twice. On a CPU a mark reads t
 in the current stream; the events are read when the host has to wait for the device anyway.
 """
 
-import math
 import resource
 import time
 from collections.abc import Mapping
@@ -56,7 +55,6 @@ class Costs(Hook):
             "positions": positions,
             "peak_memory": peak_memory,
             "reserved_memory": reserved_memory,
-            "utilization": utilization(self.device),
         }
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
@@ -86,8 +84,6 @@ def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     }
     if rows["tokens"].any() and rows["positions"].any():
         figures["padding"] = 1 - rows["tokens"].sum() / rows["positions"].sum()
-    if not math.isnan(mean["utilization"]):
-        figures["gpu_utilization"] = mean["utilization"]
     if "watched" in rows and rows["watched"].any():
         figures["host_bound"] = rows["starved"].sum() / rows["watched"].sum()
     work = rows["data"] + rows["forward_backward"] + rows["optimizer"]
@@ -104,16 +100,6 @@ def memory(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.Process().memory_info().rss
-
-
-def utilization(device: torch.device) -> float:
-    """Share of the last second in which the GPU was busy, as NVML says; NaN without GPU or pynvml, or if it fails."""
-    if device.type != "cuda":
-        return math.nan
-    try:
-        return torch.cuda.utilization(device) / 100
-    except Exception:  # pynvml's errors: a part of a GPU (MIG) has no such figure, nor has a container without NVML
-        return math.nan
 
 
 class Stopwatch:

@@ -94,7 +94,6 @@ FACTS: tuple[tuple[str, str, float, Callable[[Sequence[float]], float]], ...] = 
     ("mfu", "MFU {:.0f} %", 100, mean),
     ("padding", "padding {:.1f} %", 100, mean),
     ("peak_memory_bytes", "peak memory {:,.0f} MiB per process", 2**-20, max),
-    ("gpu_utilization", "GPU busy {:.0f} %", 100, mean),
     # Without the first reading, if there are others: its steps load kernels and make the optimizer.
     ("host_bound", "host-bound {:.0f} %", 100, lambda values: mean(values[1:] or values)),
 )

@@ -1,7 +1,6 @@
 """The time of a step is split into parts; measuring them does not make the host wait for the device."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -66,10 +65,9 @@ def test_a_resumed_run_reports_the_times_of_its_own_steps_only(accelerator, cloc
 
 
 def test_memory_is_the_maximum_over_processes_and_shares_are_means():
-    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6], utilization=[0.5, 0.6, 0.7]))
+    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6]))
     assert figures["peak_memory_bytes"] == 7
     assert figures["data_wait"] == pytest.approx(0.3)
-    assert figures["gpu_utilization"] == pytest.approx(0.6)
 
 
 def test_a_process_that_works_more_than_a_tenth_longer_is_named_and_one_that_waits_is_not():
@@ -144,12 +142,3 @@ def test_a_gpu_that_has_caught_up_with_the_host_at_a_mark_counts_as_host_bound(
         stopwatch.mark(part)
     read = stopwatch.read()
     assert costs(rows(**{name: [read[name]] * 3 for name in ("watched", "starved")})).get("host_bound") == expected
-
-
-def test_a_gpu_that_does_not_report_its_utilization_has_no_such_figure(monkeypatch):
-    """For a part of a GPU (MIG), pynvml raises an error."""
-    percent, cuda = {"now": 40}, torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: percent.pop("now"))
-    assert extras_costs.utilization(cuda) == 0.4
-    assert math.isnan(extras_costs.utilization(cuda))
-    assert math.isnan(extras_costs.utilization(torch.device("cpu")))

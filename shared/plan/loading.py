@@ -130,15 +130,16 @@ def feed(
         if samples_ahead:
             schedule = _reading_ahead(schedule, dataset, samples_ahead)
         batches = (reader.__getitems__(micro_batch) for micro_batch in schedule)
-    batches = _one_line_errors(batches)
     try:
         for micro_batch, batch in batches:
-            current_batch.note(batch)
+            current_batch.batch = batch
             if device.type == "cpu":
                 yield micro_batch, batch
             else:  # the copy from pinned memory is asynchronous
                 pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch
                 yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
+    except UserError as error:  # the DataLoader adds a traceback to the message of a worker's
+        raise UserError(str(error).strip().splitlines()[-1].removeprefix("shared.errors.UserError: ")) from None
     finally:
         end_workers()
 
@@ -155,14 +156,6 @@ def _reading_ahead(schedule: Iterable[MicroBatch], dataset: Any, samples: int) -
             ahead -= len(coming[0].samples)
             yield coming.popleft()
     yield from coming
-
-
-def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
-    """Yield `batches`; remove the traceback that the DataLoader adds to the message of a worker's UserError."""
-    try:
-        yield from batches
-    except UserError as error:
-        raise UserError(str(error).strip().splitlines()[-1].removeprefix("shared.errors.UserError: ")) from None
 
 
 class _Reader:
@@ -250,11 +243,7 @@ def refuse_iterable(dataset: object) -> None:
 class CurrentBatch:
     """The batch that this process computes on, for the out-of-memory message; `current_batch` is the only one."""
 
-    batch: Any = None  # on the host
-
-    def note(self, batch: Any) -> None:
-        """Keep a reference to a batch, for its shape."""
-        self.batch = batch
+    batch: Any = None  # on the host; `feed` sets it
 
     @property
     def shape(self) -> str:

@@ -54,83 +54,90 @@ def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         _print_help(config_class)
-    hints = field_types(config_class)
-    flags = _split(argv, hints | {"config": str})
+    kinds = kinds_of(config_class)
+    flags = _split(argv, kinds | {"config": Kind(str)})
     if "config" in flags:
         path = flags.pop("config")
-        yield _convert_all(read_yaml(path, _StringLoader), hints, f"{path}: ")
-    yield _convert_all(flags, hints, "--")
+        yield _convert_all(read_yaml(path, _StringLoader), kinds, f"{path}: ")
+    yield _convert_all(flags, kinds, "--")
 
 
-def field_types(config_class: type) -> dict[str, Any]:
-    """The type of each field: str, int, float, bool, a Literal of strings, or a tuple[X, ...] of these; or | None.
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """The values that a field accepts: of type `one`; with `many`, tuples of these; with `optional`, also None."""
 
-    Raises:
-        UserError: a field has another type.
-    """
-    hints = typing.get_type_hints(config_class)
-    found = {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
-    for name, hint in found.items():
-        if not _is_supported(hint):
-            raise UserError(
-                f"{config_class.__name__}.{name}: a setting cannot have the type {hint}: use str, int, float, bool, a "
-                "Literal of strings, or a tuple[..., ...] of one of these, each alone or with | None"
-            )
-    return found
+    one: Any  # str, int, float, bool, or a Literal of strings
+    many: bool = False
+    optional: bool = False
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether the field's flag needs no value."""
+        return self.one is bool and not self.many
 
-def _is_supported(hint: Any) -> bool:
-    """Whether this module can convert words to a type, which may be one of several with None."""
-    choices = [choice for choice in typing.get_args(hint) if choice is not types.NoneType]
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return len(choices) == 1 and _is_supported(choices[0])
-    if typing.get_origin(hint) is Literal:
-        return all(isinstance(choice, str) for choice in choices)
-    if typing.get_origin(hint) is tuple:
-        return choices[1:] == [...] and _is_supported(choices[0])
-    return hint in (str, int, float, bool)
+    def accepts(self, value: Any) -> bool:
+        """Whether the field accepts `value`."""
+        if value is None:
+            return self.optional
+        if self.many:
+            return isinstance(value, tuple) and all(map(Kind(self.one).accepts, value))
+        if choices := typing.get_args(self.one):
+            return value in choices
+        if isinstance(value, bool):
+            return self.one is bool
+        if self.one is float:
+            return isinstance(value, (int, float)) and math.isfinite(value)
+        return isinstance(value, self.one)
+
+    def convert(self, word: Any) -> Any:
+        """Convert `word` (a str, a list of them, or None) to a value; return it unchanged if that is impossible."""
+        if self.many and isinstance(word, (str, list)):
+            return tuple(map(Kind(self.one).convert, [word] if isinstance(word, str) else word))
+        if not isinstance(word, str):
+            return word
+        if self.one is bool:
+            return {"true": True, "false": False}.get(word.lower(), word)
+        try:
+            return self.one(word) if self.one in (int, float) else word
+        except ValueError:
+            return word
+
+    def __str__(self) -> str:
+        """A description of the accepted values."""
+        names = {str: "a string", int: "a whole number", float: "a number", bool: "True or False"}
+        words = names.get(self.one) or f"one of {', '.join(typing.get_args(self.one))}"
+        return words + ", or several" * self.many + " or None" * self.optional
 
 
 @functools.cache
-def tuple_fields(config_class: type) -> tuple[str, ...]:
-    """The names of the fields that accept several values."""
-    return tuple(name for name, hint in field_types(config_class).items() if is_tuple(hint))
+def kinds_of(config_class: type) -> dict[str, Kind]:
+    """The kind of each field.
+
+    Raises:
+        UserError: a field has a type that no `Kind` describes.
+    """
+    hints, found = typing.get_type_hints(config_class), {}
+    for name in (field.name for field in dataclasses.fields(config_class)):
+        if not (kind := _kind_of(hints[name])):
+            raise UserError(
+                f"{config_class.__name__}.{name}: a setting cannot have the type {hints[name]}: use str, int, float, "
+                "bool, a Literal of strings, or a tuple[..., ...] of one of these, each alone or with | None"
+            )
+        found[name] = kind
+    return found
 
 
-def kind(hint: Any) -> Any:
-    """The type `hint` without `| None`."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        (hint,) = (choice for choice in typing.get_args(hint) if choice is not types.NoneType)
-    return hint
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a field of type `hint` accepts `value`."""
-    what = kind(hint)
-    if value is None:
-        return _is_optional(hint)
-    if typing.get_origin(what) is tuple:
-        return isinstance(value, tuple) and all(fits(one, typing.get_args(what)[0]) for one in value)
-    if typing.get_origin(what) is Literal:
-        return value in typing.get_args(what)
-    if isinstance(value, bool):
-        return what is bool
-    if what is float:
-        return isinstance(value, (int, float)) and math.isfinite(value)
-    return isinstance(value, what)
-
-
-def expected(hint: Any) -> str:
-    """A description of the values that `fits` accepts for `hint`."""
-    what = kind(hint)
-    names = {str: "a string", int: "a whole number", float: "a number", bool: "True or False"}
-    if typing.get_origin(what) is tuple:
-        words = f"{expected(typing.get_args(what)[0])}, or several"
-    elif typing.get_origin(what) is Literal:
-        words = f"one of {', '.join(typing.get_args(what))}"
-    else:
-        words = names[what]
-    return f"{words} or None" if _is_optional(hint) else words
+def _kind_of(hint: Any) -> Kind | None:
+    """The kind of a field with the type `hint`; None if a setting cannot have it."""
+    origin = typing.get_origin(hint)
+    inside = [each for each in typing.get_args(hint) if each is not types.NoneType]
+    if origin in (types.UnionType, typing.Union) and len(inside) == 1:
+        kind = _kind_of(inside[0])
+        return kind and dataclasses.replace(kind, optional=True)
+    if origin is tuple and inside[1:] == [...] and _kind_of(inside[0]) == Kind(inside[0]):
+        return Kind(inside[0], many=True)
+    strings = origin is Literal and all(isinstance(choice, str) for choice in inside)
+    return Kind(hint) if strings or hint in (str, int, float, bool) else None
 
 
 def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
@@ -157,16 +164,7 @@ def write_yaml(values: Mapping[str, Any], path: str | Path, comment: str) -> Non
     replace_file(Path(path), f"{comment}\n{text}")
 
 
-def is_tuple(hint: Any) -> bool:
-    """Whether a field of type `hint` accepts several values."""
-    return typing.get_origin(kind(hint)) is tuple
-
-
-def _is_optional(hint: Any) -> bool:
-    return types.NoneType in typing.get_args(hint)
-
-
-def _split(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
+def _split(argv: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, Any]:
     """Split `argv` into {name: string, or list of strings for a tuple}; None for the word None in optional fields.
 
     The last use of a repeated flag counts, so that flags appended to a command override earlier ones.
@@ -175,57 +173,42 @@ def _split(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     takes = ""  # the flag to which the next word belongs
     for word in argv:
         if not word.startswith("--"):
-            if not takes or (words[takes] and not is_tuple(hints[takes])):
+            if not takes or (words[takes] and not kinds[takes].many):
                 raise UserError(f"unexpected {word!r}: each value follows its flag, as in --seed 1")
             words[takes].append(word)
             continue
         flag, equals, value = word.partition("=")
         name = flag[2:].replace("-", "_")
         switch = name.removeprefix("no_")
-        if name in hints:
+        if name in kinds:
             words[name], takes = ([value], "") if equals else ([], name)
-        elif kind(hints.get(switch)) is bool and not equals:
+        elif switch in kinds and kinds[switch].is_switch and not equals:
             words[switch], takes = ["False"], ""
         else:
-            raise UserError(f"unknown flag {flag}: {_suggestion(name, hints, '--')}")
+            raise UserError(f"unknown flag {flag}: {_suggestion(name, kinds, '--')}")
 
     result: dict[str, Any] = {}
     for name, given in words.items():
-        hint = hints[name]
-        if not given and kind(hint) is not bool:
-            raise UserError(f"--{name} has no value: expected {expected(hint)}")
-        if given == ["None"] and _is_optional(hint):
+        kind = kinds[name]
+        if not given and not kind.is_switch:
+            raise UserError(f"--{name} has no value: expected {kind}")
+        if given == ["None"] and kind.optional:
             result[name] = None
         else:
-            result[name] = given if is_tuple(hint) else given[0] if given else "True"
+            result[name] = given if kind.many else given[0] if given else "True"
     return result
 
 
-def _convert_all(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _convert_all(words: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
     """Convert `words`, from flags or a file, to values; error messages begin with `where` and the name."""
     values = {}
     for name, word in words.items():
-        if name not in hints:
-            raise UserError(f"{where}{name} is not a setting: {_suggestion(str(name), hints)}")
-        values[name] = _convert(word, hints[name])
-        if not fits(values[name], hints[name]):
-            raise UserError(f"{where}{name} {word!r}: expected {expected(hints[name])}")
+        if name not in kinds:
+            raise UserError(f"{where}{name} is not a setting: {_suggestion(str(name), kinds)}")
+        values[name] = kinds[name].convert(word)
+        if not kinds[name].accepts(values[name]):
+            raise UserError(f"{where}{name} {word!r}: expected {kinds[name]}")
     return values
-
-
-def _convert(word: Any, hint: Any) -> Any:
-    """Convert `word` (a str, a list of them, or None) to type `hint`; return it unchanged if that is impossible."""
-    what = kind(hint)
-    if is_tuple(hint) and isinstance(word, (str, list)):
-        return tuple(_convert(one, typing.get_args(what)[0]) for one in ([word] if isinstance(word, str) else word))
-    if not isinstance(word, str):
-        return word
-    if what is bool:
-        return {"true": True, "false": False}.get(word.lower(), word)
-    try:
-        return what(word) if what in (int, float) else word
-    except ValueError:
-        return word
 
 
 def _suggestion(name: str, names: Mapping[str, Any], prefix: str = "") -> str:

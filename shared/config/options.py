@@ -129,8 +129,8 @@ class Options:
     def __post_init__(self) -> None:
         """Convert lists and single values of tuple fields to tuples, as for flags and YAML files."""
         config_class: type = type(self)
-        for name in command_line.tuple_fields(config_class):
-            if (value := getattr(self, name)) is not None and not isinstance(value, tuple):
+        for name, kind in command_line.kinds_of(config_class).items():
+            if kind.many and (value := getattr(self, name)) is not None and not isinstance(value, tuple):
                 object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (value,))
 
     # How the fields are treated. A subclass that adds fields may extend these.
@@ -241,21 +241,20 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
 
 def check(config: Options) -> None:
     """Raise UserError for values, or combinations of values, that are wrong for any data and on any machine."""
-    hints = command_line.field_types(type(config))
     config_class: type = type(config)
     limits = limits_of(config_class)
     given = {}
-    for name, hint in hints.items():
-        value, kind = getattr(config, name), command_line.kind(hint)
-        if not command_line.fits(value, hint):
-            raise UserError(f"--{name} {value!r}: expected {command_line.expected(hint)}")
-        if value is None or (value is False and hint is bool):
+    for name, kind in command_line.kinds_of(config_class).items():
+        value = getattr(config, name)
+        if not kind.accepts(value):
+            raise UserError(f"--{name} {value!r}: expected {kind}")
+        if value is None or (value is False and not kind.optional):
             continue
         given[name] = shown(value) if isinstance(value, tuple) else value
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if problem := problem_with(float(number) if kind is float else number, limits.get(name)):
+            if problem := problem_with(float(number) if kind.one is float else number, limits.get(name)):
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()

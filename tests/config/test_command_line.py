@@ -39,7 +39,7 @@ class Fields:
     """Whole numbers."""
 
 
-@pytest.mark.parametrize("kind", [str | int, Literal[1, 2], list[str], tuple[str, int]])
+@pytest.mark.parametrize("kind", [str | int, Literal[1, 2], list[str], tuple[str, int], tuple[int | None, ...]])
 def test_a_field_of_another_type_is_named_with_the_types_that_a_setting_may_have(kind):
     config = dataclasses.make_dataclass("Config", [("size", kind, "auto")])
     with pytest.raises(UserError, match=r"Config\.size: a setting cannot have the type .*: use str, int"):

@@ -136,9 +136,8 @@ def test_check_refuses_a_value_in_one_line(changed: dict[str, Any], message: str
 
 @pytest.mark.parametrize("config_class", RECIPES, ids=lambda one: one.__module__)
 def test_every_recipe_refuses_numbers_beyond_each_of_their_limits(config_class: type[Options]) -> None:
-    for name, hint in command_line.field_types(config_class).items():
-        kind = command_line.kind(hint)
-        number = kind.__args__[0] if getattr(kind, "__origin__", None) is tuple else kind
+    for name, kind in command_line.kinds_of(config_class).items():
+        number = kind.one
         if number not in (int, float):
             continue
         limits = limits_of(config_class).get(name) or Limits(least=1 if number is int else 0)
@@ -199,7 +198,7 @@ def test_new_and_pretrained_weights_have_different_default_learning_rates(
 
 def test_names_of_other_programs_lead_to_the_flags_of_the_recipes(tmp_path: Path) -> None:
     configs = [runs.load_recipe(recipe).Config for recipe in ("nlp", "mlm", "image_classification", "embeddings")]
-    fields = {name for config in configs for name in command_line.field_types(config)}
+    fields = {name for config in configs for name in command_line.kinds_of(config)}
     assert not command_line.OTHER_NAMES.keys() & fields
     for name, ours in command_line.OTHER_NAMES.items():
         with pytest.raises(UserError, match=rf"^unknown flag --{name}: did you mean --{ours}\?$"):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from example_config import Config, stored
@@ -27,16 +27,14 @@ OTHER = {str: "other", int: 7, float: 0.7}
 
 def another(name: str) -> Any:
     """A value that differs from the default of the field."""
-    hint = command_line.kind(command_line.field_types(Config)[name])
+    kind = command_line.kinds_of(Config)[name]
     if name == "report_to":
         return ("wandb",)
-    if hint is bool:
+    if kind.is_switch:
         return not getattr(Config(), name)
-    if hint in OTHER:
-        return OTHER[hint]
-    if command_line.kind(hint) == tuple[str, ...]:
-        return ("other",)
-    return next(choice for choice in reversed(hint.__args__) if choice != getattr(Config(), name))
+    if kind.one in OTHER:
+        return (OTHER[kind.one],) if kind.many else OTHER[kind.one]
+    return next(choice for choice in reversed(kind.one.__args__) if choice != getattr(Config(), name))
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
@@ -120,22 +118,17 @@ def test_a_saved_config_says_which_settings_do_not_affect_the_result(tmp_path: P
 # config.yaml
 
 
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Any value that a field of type `hint` may have."""
-    kind = command_line.kind(hint)
-    strategies = {str: st.text(), int: st.integers(), bool: st.booleans()}
-    if kind is float:
-        strategy = st.floats(allow_nan=False, allow_infinity=False)
-    elif getattr(kind, "__origin__", None) is Literal:
-        strategy = st.sampled_from(kind.__args__)
-    elif getattr(kind, "__origin__", None) is tuple:
-        strategy = st.lists(values(kind.__args__[0])).map(tuple)
-    else:
-        strategy = strategies[kind]
-    return strategy if kind is hint else st.none() | strategy
+def values(kind: command_line.Kind) -> st.SearchStrategy[Any]:
+    """Any value that a field of this kind may have."""
+    numbers = st.floats(allow_nan=False, allow_infinity=False)
+    strategies = {str: st.text(), int: st.integers(), bool: st.booleans(), float: numbers}
+    strategy = strategies[kind.one] if kind.one in strategies else st.sampled_from(kind.one.__args__)
+    if kind.many:
+        strategy = st.lists(strategy).map(tuple)
+    return st.none() | strategy if kind.optional else strategy
 
 
-configs = st.builds(Config, **{name: values(hint) for name, hint in command_line.field_types(Config).items()})
+configs = st.builds(Config, **{name: values(kind) for name, kind in command_line.kinds_of(Config).items()})
 
 
 @given(config=configs)

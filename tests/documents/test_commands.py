@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 from shared import vendor
 from shared.config import options
-from shared.config.command_line import field_types
+from shared.config.command_line import kinds_of
 
 PAGES = [runs.ROOT / "README.md", *sorted(runs.ROOT.glob("docs/**/*.md")), runs.ROOT / "accelerate_configs/README.md"]
 PROGRAMS = "accelerate|torchrun|python3?|make|pip|cp|cd|source|export|wait|sbatch|kubectl|docker|sh|bash"
@@ -108,10 +108,10 @@ def out_of_reach(variables, launcher, recipe, flags, folder):
         on_cpu = "cpu" in value or "ACCELERATE_USE_CPU=true" in variables
         if flag == "--config_file" and not on_cpu:
             return "a GPU"
-    hints = field_types(config_class(recipe))
+    fields = kinds_of(config_class(recipe))
     for flag, value in itertools.pairwise(flags):
         name = flag.removeprefix("--")
-        reads = name in hints and re.search(
+        reads = name in fields and re.search(
             r"(_file|_dir|_name_or_path|dataset_name|prepared_data|mirror_checkpoints|^config)$", name
         )
         if reads and name != "output_dir" and not (folder / value).exists():
@@ -137,7 +137,7 @@ def small(words, recipe, flags):
             words[index + 1] = str(min(2, int(words[index + 1])))
     if "shared.preflight" in words:
         return words, flags
-    fields = field_types(config_class(recipe))
+    fields = kinds_of(config_class(recipe))
     steps = dict(itertools.pairwise(flags)).get("--max_train_steps", SMALL["max_train_steps"])
     settings = SMALL | {"eval_steps": steps}  # one evaluation, at the end
     extra = [[f"--{name}", str(settings[name])] for name in fields if name in settings and f"--{name}" not in flags]

@@ -14,7 +14,7 @@ from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 from shared import export
-from shared.config.command_line import field_types
+from shared.config.command_line import kinds_of
 from shared.mine_negatives import MiningFlags
 from shared.predictions.request import Flags
 
@@ -26,7 +26,7 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "extra", "kills", "walks", "table", "timeout"}
-OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
+OTHER_FLAGS |= {*kinds_of(MiningFlags), *kinds_of(Flags), *kinds_of(export.Flags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
 # Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials", "host"}
@@ -121,8 +121,8 @@ def recipe_flags() -> set[str]:
     """The settings of all recipes, and the flags that every recipe's command line has."""
     flags = {"config", "help"}
     for recipe in RECIPES:
-        hints = field_types(runs.load(recipe).Config)
-        flags |= set(hints) | {f"no_{field}" for field, hint in hints.items() if hint is bool}
+        kinds = kinds_of(runs.load(recipe).Config)
+        flags |= set(kinds) | {f"no_{field}" for field, kind in kinds.items() if kind.is_switch}
     return flags
 
 

@@ -6,7 +6,7 @@ import pytest
 import runs
 import yaml
 
-from shared.config.command_line import field_types
+from shared.config.command_line import kinds_of
 
 EXAMPLES = runs.ROOT / "docs/examples"
 SMALL = [*runs.TINY, "--max_train_steps", "2", "--eval_steps", "2"]
@@ -53,7 +53,7 @@ def test_a_search_with_optuna_continues_where_it_stopped(clone, texts):
 
 def test_the_wandb_sweep_names_flags_and_files_that_exist():
     sweep = yaml.safe_load((EXAMPLES / "sweep_wandb.yaml").read_text())
-    fields = field_types(runs.load_recipe("nlp").Config)
+    fields = kinds_of(runs.load_recipe("nlp").Config)
     line = next(word for word in sweep["command"] if "launch" in word)
     assert {*sweep["parameters"], "report_to", "output_dir"} <= fields.keys()
     assert sweep["command"][-1] == "${args}"

@@ -11,7 +11,7 @@ import random
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Literal, get_args, get_origin
+from typing import get_args
 
 import pytest
 import runs
@@ -60,12 +60,12 @@ def values_of(config_class: type[Options], name: str) -> list[str]:
     """The flags of the values of an option that are not its default."""
     if found := [flags for flags in re.split(r" \| |\n", VALUES) if flags.split()[:1] == [f"--{name}"]]:
         return found
-    hint, default = command_line.kind(command_line.field_types(config_class)[name]), getattr(config_class(), name)
+    kind, default = command_line.kinds_of(config_class)[name], getattr(config_class(), name)
     if name in NOT_HERE:
         return []
-    if hint is bool:
+    if kind.is_switch:
         return [f"--{'no_' * default}{name}"]
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    choices = () if kind.many else get_args(kind.one)
     return [f"--{name} {choice}" for choice in choices if choice != default]
 
 

@@ -6,7 +6,6 @@ Any number of processes can read them.
 
 import errno
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
-from shared.processes.collectives import gather, on_main_process
+from shared.processes.collectives import on_main_process, on_some
 
 
 class ShardedSaver(Saver):
@@ -56,10 +55,6 @@ class ShardedSaver(Saver):
         tensors = [tensor for model in self.models for tensor in model.state_dict().values()]
         tensors += [tensor for optimizer in self.optimizers for tensor in state_tensors(inner(optimizer))]
 
-        def begin() -> None:
-            if main:
-                folders.begin(partial, sum(tensor.nbytes for tensor in tensors))
-
         def fill() -> dict[str, Any]:
             save(partial, self.models, self.optimizers)
             mine = [f"__{accelerator.process_index}_*"] + [".metadata"] * main  # the main process also writes the index
@@ -70,14 +65,13 @@ class ShardedSaver(Saver):
             return lines
 
         def commit() -> None:
-            if main:
-                folders.commit(partial, job.final, {name: line for part in lines for name, line in part.items()})
-                folders.rotate(job.final, job.keep, job.best)
+            folders.commit(partial, job.final, {name: line for part in lines for name, line in part.items()})
+            folders.rotate(job.final, job.keep, job.best)
 
         try:
-            together(accelerator, begin)
-            lines = together(accelerator, fill)
-            together(accelerator, commit)
+            on_some(accelerator, main, lambda: folders.begin(partial, sum(each.nbytes for each in tensors)), OSError)
+            lines = on_some(accelerator, True, fill, OSError)
+            on_some(accelerator, main, commit, OSError)
         except OSError as error:  # on every process
             problem = error
             if main:
@@ -88,19 +82,6 @@ class ShardedSaver(Saver):
 def is_in(path: Path) -> bool:
     """Whether a checkpoint was saved from sharded models."""
     return (path / "pytorch_model_fsdp_0").is_dir()
-
-
-def together(accelerator: Any, function: Callable[[], Any]) -> list[Any]:
-    """Call `function` on every process; return the results of all, or raise the first OSError, on every process."""
-    result, problem = None, None
-    try:
-        result = function()
-    except OSError as error:
-        problem = error
-    problems, results = zip(*gather(accelerator, (problem, result)), strict=True)
-    if first := next(filter(None, problems), None):
-        raise first
-    return list(results)
 
 
 def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:

@@ -38,7 +38,7 @@ def agree(accelerator: Any, error: UserError | None) -> None:
 
 def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
     """Call `function` on the main process only; return its result, or raise its UserError, on every process."""
-    return _on_some(accelerator, accelerator.is_main_process, function)[0]
+    return on_some(accelerator, accelerator.is_main_process, function)[0]
 
 
 def writes(accelerator: Any, config: Options) -> bool:
@@ -52,21 +52,24 @@ def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -
     Raises:
         UserError: `function` raised one; every process raises that of the lowest rank.
     """
-    return _on_some(accelerator, writes(accelerator, config), function)
+    return on_some(accelerator, writes(accelerator, config), function)
 
 
-def _on_some(accelerator: Any, acts: bool, function: Callable[[], Any]) -> list[Any]:
-    """Call `function` on the processes that act; return their results, by rank, or raise the first UserError."""
-    outcome: tuple[Any, str | None] | None = None
+def on_some(accelerator: Any, acts: bool, function: Callable[[], Any], kind: type[Exception] = UserError) -> list[Any]:
+    """Call `function` on the processes that act; return their results, by rank, on every process.
+
+    If it raises an error of this `kind`, every process raises that of the lowest rank.
+    """
+    outcome: tuple[Any, Exception | None] | None = None
     if acts:
         try:
             outcome = function(), None
-        except UserError as error:
-            outcome = None, str(error)
+        except kind as error:
+            outcome = None, error
     outcomes = [each for each in gather(accelerator, outcome) if each]
-    for _, message in outcomes:
-        if message:
-            raise UserError(message)
+    for _, problem in outcomes:
+        if problem:
+            raise problem
     return [result for result, _ in outcomes]
 
 

@@ -2,7 +2,8 @@
 
 A step begins when the loop sets the learning rate and ends when it asks whether to log. On a GPU CUDA reports each wait
 (`torch.cuda.set_sync_debug_mode`). On a CPU nothing waits; there the operations are counted that would make the host
-wait for a GPU. Their result is a Python number, or a tensor whose size depends on values.
+wait for a GPU. Their result is a Python number, or a tensor whose size depends on values. Compiling takes time of the
+host as well; the compiled graphs are counted per process.
 """
 
 import sys
@@ -20,6 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "_unique2", "new_tensor"}
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 HEARD = "synchronizing CUDA operation"
+
+
+def compiled_graphs() -> int:
+    """The number of graphs compiled in this process, from `torch._dynamo.utils.counters`."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 class Operations(TorchDispatchMode):

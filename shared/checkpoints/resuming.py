@@ -179,8 +179,7 @@ def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_
             `load_weights`.
     """
     try:
-        models, optimizers = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
-        load_objects(path, models, optimizers, of_accelerate.registered_objects(accelerator))
+        load_objects(path, *of_accelerate.prepared(accelerator))
         if accelerator.scaler is not None:
             accelerator.scaler.load_state_dict(read_state(path)["scaler"])
     except torch.OutOfMemoryError:

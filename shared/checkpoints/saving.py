@@ -58,12 +58,8 @@ class Saver:
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
-        # Schedulers and loaders are functions of the config and the step: Accelerate must not have prepared any.
-        assert not of_accelerate.schedulers_and_loaders(accelerator)
         self.accelerator, self.config, self.plan = accelerator, config, plan
-        self.models = of_accelerate.models(accelerator)
-        self.optimizers = of_accelerate.optimizers(accelerator)
-        self.others = of_accelerate.registered_objects(accelerator)
+        self.models, self.optimizers, self.others = of_accelerate.prepared(accelerator)
         if wrong := [type(each).__name__ for each in self.others if not isinstance(each, nn.Module)]:
             raise UserError(
                 f"accelerator.register_for_checkpointing: a checkpoint cannot hold {listed(wrong)}: register "

@@ -5,24 +5,15 @@ from typing import Any
 from torch import nn
 
 
-def models(accelerator: Any) -> list[nn.Module]:
-    """`Accelerator._models`: the prepared models. This is the list itself, which `prepare` extends."""
-    return accelerator._models
+def prepared(accelerator: Any) -> tuple[list[nn.Module], list[Any], list[Any]]:
+    """`Accelerator._models`, `_optimizers` and `_custom_objects`: what `prepare` and `register_for_checkpointing` got.
 
-
-def optimizers(accelerator: Any) -> list[Any]:
-    """`Accelerator._optimizers`: the wrapped, prepared optimizers. This is the list itself."""
-    return accelerator._optimizers
-
-
-def registered_objects(accelerator: Any) -> list[Any]:
-    """`Accelerator._custom_objects`: the objects of `register_for_checkpointing`. This is the list itself."""
-    return accelerator._custom_objects
-
-
-def schedulers_and_loaders(accelerator: Any) -> list[Any]:
-    """`Accelerator._schedulers` and `_dataloaders`: the prepared schedulers and data loaders."""
-    return [*accelerator._schedulers, *accelerator._dataloaders]
+    These are the lists themselves, which both extend. Schedulers and loaders are functions of the config and the step:
+    Accelerate must not have prepared any (`_schedulers`, `_dataloaders`).
+    """
+    assert not accelerator._schedulers
+    assert not accelerator._dataloaders
+    return accelerator._models, accelerator._optimizers, accelerator._custom_objects
 
 
 def set_ddp_handler(accelerator: Any, handler: Any) -> None:

@@ -59,13 +59,6 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
-def compiled_graphs() -> int:
-    """`torch._dynamo.utils.counters`: the number of graphs compiled in this process."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
 def compile_whole_under_ddp() -> None:
     """`torch._dynamo.config.optimize_ddp`: do not split a compiled module at DDP's buckets of gradients.
 

@@ -22,22 +22,22 @@ def accelerator(monkeypatch):
 
 
 def test_prepared_and_registered_objects_are_listed(accelerator):
-    lists = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
+    lists = of_accelerate.prepared(accelerator)
     model = nn.Linear(2, 2)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
     other = nn.Linear(1, 1)
     accelerator.register_for_checkpointing(other)
-    assert lists == ([model], [optimizer]), f"{ACCELERATE}: prepare does not extend Accelerator._models, ._optimizers"
-    assert of_accelerate.registered_objects(accelerator) == [other], f"{ACCELERATE}: _custom_objects holds other things"
+    assert lists == ([model], [optimizer], [other]), f"{ACCELERATE}: _models, _optimizers or _custom_objects is another"
 
 
-def test_a_prepared_scheduler_or_loader_is_listed(accelerator):
-    assert of_accelerate.schedulers_and_loaders(accelerator) == []
-    loader = accelerator.prepare(torch.utils.data.DataLoader([1, 2]))
-    assert of_accelerate.schedulers_and_loaders(accelerator) == [loader], f"{ACCELERATE}: _dataloaders is gone"
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
-    scheduler = accelerator.prepare(torch.optim.lr_scheduler.ConstantLR(optimizer))
-    assert of_accelerate.schedulers_and_loaders(accelerator) == [scheduler, loader]
+def test_a_prepared_scheduler_or_loader_is_noticed(accelerator):
+    scheduler = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(nn.Linear(1, 1).parameters()))
+    for each in (torch.utils.data.DataLoader([1, 2]), scheduler):
+        accelerator.prepare(each)
+        with pytest.raises(AssertionError):
+            of_accelerate.prepared(accelerator)
+        accelerator.free_memory()
+        assert of_accelerate.prepared(accelerator) == ([], [], []), f"{ACCELERATE}: free_memory keeps something"
 
 
 def test_prepare_passes_the_settings_and_the_hook_of_the_handler_to_ddp(accelerator, monkeypatch):

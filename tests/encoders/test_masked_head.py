@@ -11,7 +11,7 @@ from families import CPU, NO_DROPOUT, accelerator
 from families import MASKED_LM as MLM
 from transformers import AttentionInterface, AutoModelForTokenClassification, BertForMaskedLM
 
-from shared.compat import of_torch
+from benchmarks.harness.host_waits import compiled_graphs
 from shared.encoders import masked_head
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing, padded_attention, use_packed_attention
@@ -135,7 +135,7 @@ def test_compiled_layers_do_not_compile_again_for_another_number_of_masked_token
     graphs = []
     for counts in ((7, 0, 4, 9, 1), (8, 3, 5, 2, 1), (9, 1, 4, 3, 1), (11, 2, 2, 2, 1)):
         check_equal(whole, short, packed(short, documents(counts=counts)))
-        graphs.append(of_torch.compiled_graphs())
+        graphs.append(compiled_graphs())
     assert graphs[1] == graphs[-1]
 
 

@@ -136,23 +136,17 @@ def laid_out(value: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype).copy_(value)
 
 
-def with_tied(stored: Tensors, own: Tensors) -> Tensors:
-    """Tensors of a file under all names that tied ones have in `own`."""
-    written = {identity(name, own[name]): name for name in stored if name in own}
-    return stored | {
-        name: stored[written[key]] for name, tensor in own.items() if (key := identity(name, tensor)) in written
-    }
-
-
 def load_model(model: nn.Module, file: Path, may_lack: Collection[str] = ()) -> None:
-    """Load a model from its file, which may lack some parameters.
+    """Load a model from its file, which may lack some parameters, and has one name of tied ones.
 
     Raises:
         RuntimeError: the file lacks other parameters of the model, has others, or has other shapes.
     """
-    stored = with_tied(load_file(file), model.state_dict())
-    missing, unexpected = model.load_state_dict(stored, strict=False)
-    if wrong := sorted(({*missing} - {*may_lack}) | {*unexpected}):
+    own, stored = model.state_dict(), load_file(file)
+    _, unexpected = model.load_state_dict(stored, strict=False)
+    loaded = {identity(name, own[name]) for name in stored if name in own}
+    missing = {name for name, tensor in own.items() if identity(name, tensor) not in loaded}
+    if wrong := sorted((missing - {*may_lack}) | {*unexpected}):
         raise RuntimeError(f"it differs in {listed(wrong)}")
 
 

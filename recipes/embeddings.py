@@ -98,14 +98,14 @@ def main(config: Config) -> dict[str, float]:
         run.check_data(train, validation)
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
         collate, rows = tuples.pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
-        plan = Plan.of_run(config, accelerator, **collate.sizes(train))
+        plan = Plan.of_run(config, accelerator, **train.sizes(collate))
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
         def embed(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
             """The embeddings of all texts of a micro-batch; each call draws the same dropout."""
             seed_dropout(accelerator.device, config.seed, micro_batch.step, micro_batch.index)
-            return model(**{name: value for name, value in batch.items() if name != "targets"}).logits
+            return model(**{name: value for name, value in batch.items() if name != "labels"}).logits
 
         kept = config.kept_micro_batches or (1 if config.gradient_checkpointing else None)
         cache = GradientCache(accelerator, plan, objective, embed, kept)
@@ -137,14 +137,14 @@ def evaluate(
     accelerator: Any, objective: Any, model: Any, width: int, plan: Plan, data: tuples.TextTuples, collate: Any
 ) -> dict[str, float]:
     """Loss and scores of the objective, from the embeddings of all texts of `data`; {} if a signal interrupted it."""
-    pad, every = collate.of_texts, []
+    every = []
 
     def of_batch(*given: Any) -> tuple[Tensor, Tensor]:
         embeddings = predict_batch(*given)
         return embeddings, embeddings.new_zeros(len(embeddings))  # the loss is one of all texts together
 
     for texts in data.texts:
-        batches = feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
+        batches = feed(plan.evaluation(texts.lengths, collate.padded_lengths), texts, collate, accelerator.device)
         if (found := evaluation.collect(accelerator, model, batches, of_batch, (len(texts), width))) is None:
             return {}
         every.append(torch.from_numpy(found[0]).to(accelerator.device, torch.float32))

@@ -61,7 +61,7 @@ class GradientCache:
         """The embeddings of a micro-batch, [texts, rows, width], in float32 or float64."""
         found = self._embed(micro_batch, batch)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
-        return found.view(-1, batch["targets"].shape[1], found.shape[-1])
+        return found.view(-1, batch["labels"].shape[1], found.shape[-1])
 
     def fill(self, model: nn.Module, micro_batches: Sequence[tuple[MicroBatch, Batch]]) -> None:
         """Compute the embeddings of a step on all processes, and the gradient of its loss with respect to them.
@@ -82,12 +82,12 @@ class GradientCache:
 
         size = micro_batches[0][0].step_samples
         table = found[0].new_zeros(found[0].shape[0], size, found[0].shape[2])
-        of_samples = micro_batches[0][1]["targets"]
+        of_samples = micro_batches[0][1]["labels"]
         targets = of_samples.new_zeros(len(of_samples), size)
         for (micro_batch, batch), embeddings in zip(micro_batches, found, strict=True):
             if micro_batch.counted:
                 place = slice(micro_batch.start, micro_batch.start + len(micro_batch.samples))
-                table[:, place], targets[:, place] = embeddings, batch["targets"]
+                table[:, place], targets[:, place] = embeddings, batch["labels"]
         if self.accelerator.num_processes > 1:  # each place is filled on one process and zero on the others
             torch.distributed.all_reduce(table)
             torch.distributed.all_reduce(targets)
@@ -105,7 +105,7 @@ class GradientCache:
             most = len(self.plan.micro_batches(micro_batch.step))
             copies = [self.embed(micro_batch, batch) for _ in range(min(self.kept or 1, most) - 1)]
             embeddings, self._bytes = measured(self.accelerator.device, lambda: self.embed(micro_batch, batch))
-            losses = self.batch_loss.of_samples(torch.stack([*copies, embeddings]).mean(0), batch["targets"])
+            losses = self.batch_loss.of_samples(torch.stack([*copies, embeddings]).mean(0), batch["labels"])
             return losses.sum() / micro_batch.normalizer
         kept = self._kept.pop(micro_batch.index, None)
         embeddings = self.embed(micro_batch, batch) if kept is None else kept

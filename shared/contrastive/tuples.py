@@ -3,7 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -189,14 +188,23 @@ class TextTuples(Dataset):
         return tuple(texts[row] for texts in self.columns)
 
     def read_micro_batch(self, samples: NDArray[np.int64], epochs: NDArray[np.int64]) -> Rows:
-        """The texts of `samples` as one array of each kind, all anchors, then all positives, and so on; the scores."""
-        lengths, tokens, types, *_ = zip(*(c.read_micro_batch(samples, epochs) for c in self.columns), strict=True)
-        return Rows(
-            np.concatenate(lengths),
-            np.concatenate(tokens),
-            None if types[0] is None else np.concatenate(types),
-            None if self.scores is None else self.scores[samples],
-        )
+        """The texts of `samples` as one array of each kind, all anchors, then all positives, and so on.
+
+        The targets are the scores, float64 [1, samples], or else the texts' digests, int64 [texts, samples], for the
+        loss of samples without scores; see `text_digests`.
+        """
+        columns: list[Any] = [texts.read_micro_batch(samples, epochs) for texts in self.columns]
+        lengths, tokens = (np.concatenate(each) for each in zip(*(rows[:2] for rows in columns), strict=True))
+        types = None if columns[0].types is None else np.concatenate([rows.types for rows in columns])
+        if self.scores is not None:
+            return Rows(lengths, tokens, types, self.scores[None, samples])
+        return Rows(lengths, tokens, types, text_digests(tokens, lengths).reshape(-1, len(samples)))
+
+    def sizes(self, collate: Padding | Packing) -> dict[str, Any]:
+        """The arguments of `Plan` for the cost of a sample: its tokens, or all its texts padded to the longest one."""
+        if collate.packed:
+            return {"lengths": self.lengths, "packed": True}
+        return {"lengths": self.longest, "padded": lambda n: len(self.columns) * collate.padded_lengths(n)}
 
     @property
     def texts(self) -> tuple[TokenizedText, ...]:
@@ -226,35 +234,6 @@ class TextTuples(Dataset):
         return content.hexdigest()
 
 
-@dataclass(frozen=True)
-class TupleCollate:
-    """Collates samples of `TextTuples`: packed into one row, or one text per row with padding.
-
-    Attributes:
-        of_texts: collates texts of a single column.
-        texts: texts per sample.
-    """
-
-    of_texts: Padding | Packing
-    texts: int
-
-    def __call__(self, rows: Rows) -> dict[str, Any]:
-        """The batch of the model, and `targets`: the scores, float64 [1, samples], or digests, int64 [texts, samples].
-
-        The digests are those of `text_digests`, for the loss of samples without scores.
-        """
-        lengths, tokens, types, scores, _ = rows
-        targets = text_digests(tokens, lengths).reshape(self.texts, -1) if scores is None else scores[None]
-        return self.of_texts(Rows(lengths, tokens, types)) | {"targets": torch.from_numpy(targets)}
-
-    def sizes(self, data: TextTuples) -> dict[str, Any]:
-        """The arguments of `Plan` for the cost of a sample: its tokens, or all its texts padded to the longest one."""
-        if self.of_texts.packed:
-            return {"lengths": data.lengths, "packed": True}
-        padding = self.of_texts
-        return {"lengths": data.longest, "padded": lambda lengths: self.texts * padding.padded_lengths(lengths)}
-
-
 def text_digests(tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """A 64-bit digest of the tokens of each text, int64 [texts]; `tokens` [T] are those of all texts.
 
@@ -268,13 +247,11 @@ def text_digests(tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> NDA
 
 def pack_or_pad_tuples(
     model: Any, train: TextTuples, tokenizer: Any, accelerator: Any, config: Any
-) -> tuple[TupleCollate, str]:
+) -> tuple[Padding | Packing, str]:
     """The collate function of samples, and a description for the user: see `pack_or_pad`.
 
     Raises:
         UserError: see `pack_or_pad`.
     """
-    config = with_one_length(config)
-    texts = train.columns[0]
-    of_texts, described = pack_or_pad(model, texts, tokenizer, accelerator, config, unpack_before_head)
-    return TupleCollate(of_texts, len(train.columns)), described
+    texts, config = train.columns[0], with_one_length(config)
+    return pack_or_pad(model, texts, tokenizer, accelerator, config, unpack_before_head)

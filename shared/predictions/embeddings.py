@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.contrastive.losses import objective_of
-from shared.contrastive.tuples import (
-    TextTuples,
-    TupleCollate,
-    corpus_of,
-    load_tuples,
-    of_columns,
-    pack_or_pad_tuples,
-)
+from shared.contrastive.tuples import TextTuples, corpus_of, load_tuples, of_columns, pack_or_pad_tuples
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
@@ -45,13 +38,13 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     columns = data.names
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, config)
-    sizes = collate.sizes(data)
+    sizes = data.sizes(collate)
     lengths = sizes.get("padded", np.asarray)(sizes["lengths"].astype(np.int64))
     pair = config.text_column_names[:2]
 
     def predict_batch(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> list[Tensor]:
         """The embeddings [rows, dimensions] of each column."""
-        del batch["targets"]
+        del batch["labels"]
         return [*request.recipe.predict_batch(model, micro_batch, batch).view(len(columns), -1, dim)]
 
     def columns_of(_: pa.Table, *vectors: Outputs) -> dict[str, pa.Array]:
@@ -71,7 +64,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(lengths, *request.limits, packed=collate.of_texts.packed),
+        batches=evaluation_batches(lengths, *request.limits, packed=collate.packed),
         model=model,
         predict_batch=predict_batch,
         widths=(dim,) * len(columns),
@@ -113,12 +106,12 @@ def encode(request: Request, config: Any, table: pa.Table, tokenizer: Any) -> Te
 
 
 @torch.inference_mode()
-def embed(request: Request, model: Any, texts: TokenizedText, collate: TupleCollate, device: Any) -> Tensor:
+def embed(request: Request, model: Any, texts: TokenizedText, collate: Any, device: Any) -> Tensor:
     """The embeddings of all texts, [texts, dimensions]; this process computes them alone."""
-    pad, samples, rows = collate.of_texts, [], []
-    costs = pad.padded_lengths(texts.lengths.astype(np.int64))
-    batches = evaluation_batches(costs, *request.limits, packed=pad.packed)
-    for micro_batch, batch in feed(batches, texts, pad, device):
+    samples, rows = [], []
+    costs = collate.padded_lengths(texts.lengths.astype(np.int64))
+    batches = evaluation_batches(costs, *request.limits, packed=collate.packed)
+    for micro_batch, batch in feed(batches, texts, collate, device):
         samples.append(micro_batch.samples)
         rows.append(request.recipe.predict_batch(model, micro_batch, batch))
     return torch.cat(rows)[torch.from_numpy(np.concatenate(samples).argsort()).to(device)]

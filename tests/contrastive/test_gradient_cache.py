@@ -49,7 +49,7 @@ def texts_of(kinds, samples):
 
 def batch_of(texts, samples):
     part = texts[:, torch.from_numpy(samples)]
-    return {"rows": part.flatten(0, 1), "targets": (part[..., 0] * 1e6).long()}
+    return {"rows": part.flatten(0, 1), "labels": (part[..., 0] * 1e6).long()}
 
 
 @settings(max_examples=12)
@@ -75,7 +75,7 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
     cache = GradientCache(ACCELERATOR, plan, loss, embed, kept)
     piece = next(iter(plan.micro_batches(0)))  # before the first step, it is a batch of its own
     batch = batch_of(texts, piece.samples)
-    alone = loss.of_samples(embed(piece, batch).view(kinds, -1, WIDTH), batch["targets"]).sum() / size
+    alone = loss.of_samples(embed(piece, batch).view(kinds, -1, WIDTH), batch["labels"]).sum() / size
     assert cache.loss(piece, batch).item() == pytest.approx(alone.item())
     for step in range(3):
         pieces = [(piece, batch_of(texts, piece.samples)) for piece in plan.micro_batches(step)]
@@ -89,7 +89,7 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
         model.zero_grad()
 
         whole = torch.cat([embed(*each).view(kinds, -1, WIDTH) for each in pieces], dim=1)
-        expected = loss.of_samples(whole, torch.cat([batch["targets"] for _, batch in pieces], dim=1)).mean()
+        expected = loss.of_samples(whole, torch.cat([batch["labels"] for _, batch in pieces], dim=1)).mean()
         expected.backward()
         assert torch.allclose(found, gradient_of(model), rtol=1e-9, atol=1e-12)
         assert float(sum(losses).detach()) == pytest.approx(float(expected))

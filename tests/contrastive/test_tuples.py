@@ -16,7 +16,6 @@ from transformers import BertConfig, BertModel
 
 from shared.contrastive.models import add_pooling
 from shared.contrastive.tuples import (
-    TupleCollate,
     load_tuples,
     of_columns,
     pack_or_pad_tuples,
@@ -72,10 +71,14 @@ def test_a_micro_batch_has_all_anchors_then_all_positives_then_all_negatives(dat
     rows = lengths, tokens, types, targets, _ = copy.read_micro_batch(samples, samples)
     assert tokens.tolist() == np.concatenate(expected).tolist()
     assert lengths.tolist() == copy.text_lengths[samples].T.ravel().tolist() == list(map(len, expected))
-    assert types is targets is None
-    batch = TupleCollate(Padding(tokenizer.pad_token_id), 3)(rows)
+    assert types is None
+    batch = Padding(tokenizer.pad_token_id)(rows)
     assert batch["input_ids"].shape == (9, max(lengths))
-    assert batch["targets"].tolist() == [train.digests_of(column)[samples].tolist() for column in range(3)]
+    assert (
+        batch["labels"].tolist()
+        == targets.tolist()
+        == [train.digests_of(column)[samples].tolist() for column in range(3)]
+    )
     assert copy.digest() == train.digest() != validation.digest()
 
 
@@ -102,14 +105,14 @@ def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, po
         model = copy.deepcopy(plain)
         add_pooling(model, pooling)
         collate, described = pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
-        assert isinstance(collate.of_texts, batches)
+        assert isinstance(collate, batches)
         assert ("packed" in described) == config.packing
-        sizes = collate.sizes(train)
+        sizes = train.sizes(collate)
         costs = sizes.get("padded", np.asarray)(sizes["lengths"].astype(np.int64))
         assert costs.tolist() == [sum(each) if config.packing else 3 * max(each) for each in train.text_lengths]
         rows = Rows(np.array(list(map(len, texts))), np.concatenate(texts))
         with torch.no_grad():
-            found = model(**collate.of_texts(rows)).logits
+            found = model(**collate(rows)).logits
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 

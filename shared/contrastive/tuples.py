@@ -138,12 +138,12 @@ def texts_in(table: pa.Table, column: str) -> tuple[pa.Table, list[str]]:
         )
     names = [f"{column} {number}" for number in range(1, size + 1)]
 
-    def convert(block: pa.Table) -> tuple[pa.Table, int]:
+    def convert(block: pa.Table) -> pa.Table:
         cells = column_of(block, column, FLAG)
         texts = [pc.list_element(cells, place) for place in range(size)]
-        return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN]), 0
+        return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN])
 
-    return converted(table, convert, "texts", column, size)[0], names
+    return converted(table, convert, "texts", column, size), names
 
 
 class TextTuples(Dataset):

@@ -7,7 +7,7 @@ without reading the rows. A selection of its rows is such a table, too. What is 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -82,47 +82,34 @@ def filtered(table: pa.Table, kept: Chosen, *key: object) -> pa.Table:
     """
     first = 0
 
-    def keep(block: pa.Table) -> tuple[pa.Table, int]:
+    def keep(block: pa.Table) -> pa.Table:
         nonlocal first
         first += block.num_rows
         # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
-        return block.filter(pa.array(kept(first - block.num_rows, block))), 0
+        return block.filter(pa.array(kept(first - block.num_rows, block)))
 
-    selected, _ = converted(table, keep, *key)
+    selected = converted(table, keep, *key)
     schema = numbered(table.slice(0, 0)).schema  # types of columns may have been decided since the file was written
     return pa.Table.from_arrays(selected.columns, schema=schema.with_metadata(selected.schema.metadata))
 
 
-def converted(
-    table: pa.Table, convert: Callable[[pa.Table], tuple[pa.Table, int]], *key: object
-) -> tuple[pa.Table, int]:
-    """The rows that `convert` makes from a table, and the sum of its counts; memory-mapped if the table is.
+def converted(table: pa.Table, convert: Callable[[pa.Table], pa.Table], *key: object) -> pa.Table:
+    """The rows that `convert` makes from a table; memory-mapped if the table is.
 
     Args:
         table: the rows.
-        convert: called with each block of the table, in order, which has row numbers; returns rows and a count.
+        convert: called with each block of the table, in order, which has row numbers.
         key: identifies the conversion, together with the content of the table.
     """
     if not content_of(table):
-        made, count = convert(numbered(table))
-        return with_content(made.replace_schema_metadata(table.schema.metadata), None), count
+        return with_content(convert(numbered(table)).replace_schema_metadata(table.schema.metadata), None)
     content = key_digest(FORMAT, content_of(table), *key)
 
     def build(folder: Path) -> None:
-        counts = []
+        _write(folder, lambda: [map(convert, blocks_of(table))], [""])
 
-        def blocks() -> Iterator[pa.Table]:
-            for block in blocks_of(table):
-                made, count = convert(block)
-                counts.append(count)
-                yield made
-
-        _write(folder, lambda: [blocks()], [""])
-        (folder / "count.json").write_text(json.dumps(sum(counts)))
-
-    folder = build_once(f"rows-{content}", build)
-    made = _mapped(folder).replace_schema_metadata(table.schema.metadata)
-    return with_content(made, content), json.loads((folder / "count.json").read_text())
+    made = _mapped(build_once(f"rows-{content}", build))
+    return with_content(made.replace_schema_metadata(table.schema.metadata), content)
 
 
 def _write(

@@ -44,10 +44,10 @@ class WordPieces:
 def as_texts(table: pa.Table) -> pa.Table:
     """A table with the column "text": the words of each row, separated by spaces; to train a tokenizer on."""
 
-    def convert(block: pa.Table) -> tuple[pa.Table, int]:
-        return pa.table({"text": pc.binary_join(block[WORDS], pa.scalar(" ", pa.large_string()))}), 0
+    def convert(block: pa.Table) -> pa.Table:
+        return pa.table({"text": pc.binary_join(block[WORDS], pa.scalar(" ", pa.large_string()))})
 
-    return arrow_files.converted(table, convert, "texts", FORMAT)[0]
+    return arrow_files.converted(table, convert, "texts", FORMAT)
 
 
 def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":

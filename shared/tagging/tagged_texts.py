@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from shared.datasets import arrow_files, readers
 from shared.datasets.label_columns import class_names, names_of_ids
 from shared.datasets.readers import blocks_of_lines, find_files, kind_of, lines_of
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, numbered, refuse_missing, source_of, where
+from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, refuse_missing, source_of, where
 from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete
 from shared.demo_data import tagged_functions
 from shared.errors import UserError, about, count_of, say
 from shared.pretrained.from_pretrained import label_order
 from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
 
-FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 TEXT_FLAG, TAG_FLAG = "--text_column_name", "--label_column_name"
 CONLL = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 KINDS = (".json", ".jsonl", ".parquet", *CONLL)
@@ -169,15 +169,14 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         UserError: no row has words; see also `words_and_tags`.
     """
 
-    def convert(block: pa.Table) -> tuple[pa.Table, int]:
-        """The rows with words, and the number of widened spans."""
+    def convert(block: pa.Table) -> pa.Table:
         words, tags, widened = words_and_tags(block, text_column, label_column)
-        result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: numbered(block)[ROW_COLUMN]})
-        return result.filter(pa.array(have_words(words))), widened
+        result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: block[ROW_COLUMN], "widened": widened})
+        return result.filter(pa.array(have_words(words)))
 
     names = class_names(table, label_column) if label_column in table.column_names else ()
-    result, widened = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
-    if widened:
+    result = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
+    if widened := pc.sum(result["widened"]).as_py():
         say(
             f"{source_of(table)}: {widened:,} spans in the column {label_column} begin or end inside a word and are "
             "widened to whole words"
@@ -186,7 +185,7 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         raise UserError(f"{source_of(table)} has no words in {text_column}: use the column of the words as {TEXT_FLAG}")
     if skipped := table.num_rows - result.num_rows:
         say(f"{source_of(table)}: {skipped:,} rows without words are skipped")
-    return result
+    return result.drop_columns(["widened"])
 
 
 def have_words(words: pa.LargeListArray) -> NDArray[np.bool_]:
@@ -215,11 +214,11 @@ def words_of(table: pa.Table, text_column: str) -> pa.LargeListArray:
 
 def words_and_tags(
     table: pa.Table, text_column: str, label_column: str
-) -> tuple[pa.LargeListArray, pa.LargeListArray, int]:
+) -> tuple[pa.LargeListArray, pa.LargeListArray, NDArray[np.int32]]:
     """The words and the tags of each row of a table, from lists of words and tags, or from texts and their spans.
 
-    The tags are strings or ClassLabel numbers, which become their names. The third value is the number of spans that
-    were widened to whole words: see `_of_spans`.
+    The tags are strings or ClassLabel numbers, which become their names. The third value, int32 [rows], is the number
+    of spans of each row that were widened to whole words: see `_of_spans`.
 
     Raises:
         UserError: a column does not exist or has another type, a row has no value or not one tag for each word, or a
@@ -242,7 +241,7 @@ def words_and_tags(
     if len(rows := np.flatnonzero(sizes[0] != sizes[1])):
         found = f"{sizes[0][rows[0]]:,} words in {text_column} and {sizes[1][rows[0]]:,} tags in {label_column}"
         raise UserError(f"{where(table, int(rows[0]))} has {found}: write one tag for each word")
-    return words, tags, 0
+    return words, tags, np.zeros(table.num_rows, np.int32)
 
 
 def _cells(table: pa.Table, name: str, flag: str) -> pa.Array:
@@ -276,8 +275,8 @@ def _named(table: pa.Table, labels: pa.Array, names: tuple[str, ...], column: st
 
 def _of_spans(
     table: pa.Table, texts: pa.Array, labels: pa.Array, label_column: str
-) -> tuple[pa.LargeListArray, pa.LargeListArray, int]:
-    """The words of texts, with IOB2 tags from the spans of each text, and the number of widened spans.
+) -> tuple[pa.LargeListArray, pa.LargeListArray, NDArray[np.int32]]:
+    """The words of texts, with IOB2 tags from the spans of each text, and each text's number of widened spans.
 
     A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. A span that begins or
     ends inside a word is widened to the whole word.
@@ -285,7 +284,7 @@ def _of_spans(
     Raises:
         UserError: a span lies outside its text, contains no word, or shares a word with another span.
     """
-    words, all_tags, widened = [], [], 0
+    words, all_tags, widened = [], [], np.zeros(len(texts), np.int32)
     for row, (text, spans) in enumerate(zip(texts.to_pylist(), labels.to_pylist(), strict=True)):
         places = [match.span() for match in WORD.finditer(text)]
         begins, ends, tags = [begin for begin, _ in places], [end for _, end in places], [OUTSIDE] * len(places)
@@ -302,7 +301,7 @@ def _of_spans(
                 raise UserError(
                     f"{where(table, row)} has a span in {label_column} that {problem} ({span!s:.80}): correct it"
                 )
-            widened += begins[first] < start or ends[last] > end
+            widened[row] += begins[first] < start or ends[last] > end
             tags[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
         words.append([text[begin:end] for begin, end in places])
         all_tags.append(tags)

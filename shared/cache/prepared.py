@@ -298,14 +298,3 @@ def text_once(name: str, file: str, compute: Callable[[], str]) -> str:
         (folder / file).write_text(compute())
 
     return (build_once(name, build) / file).read_text()
-
-
-def mask_once(name: str, rows: int, fill: Callable[[NDArray[np.bool_]], object]) -> NDArray[np.bool_]:
-    """bool [rows], memory-mapped, in the folder `name` (see `build_once`); `fill` sets the values, once per machine."""
-
-    def build(folder: Path) -> None:
-        mask = np.lib.format.open_memmap(folder / "held_out.npy", "w+", np.bool_, (rows,))
-        fill(mask)
-        mask.flush()
-
-    return read_array(build_once(name, build) / "held_out.npy")

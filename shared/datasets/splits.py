@@ -37,19 +37,16 @@ def hash_limit(count: int, most: int, *words: int) -> np.uint64:
     return np.uint64(np.partition(inside, rank)[rank])
 
 
-def share_of_each(
-    targets: NDArray, percentage: int, seed: int, held_out: NDArray[np.bool_] | None = None
-) -> NDArray[np.bool_]:
+def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bool_]:
     """bool [N], the rows to hold out: `percentage` of each label, rounded to a row; a function of the arguments only.
 
     At least one row of each label stays in training. With several labels per row (targets [N, labels] of 0 and 1), the
     share is that of each combination of labels.
 
     With the rows sorted by label, and in each label by hash, these are the rows at which the rounded share grows. They
-    are sorted in parts, one range of hashes after the other. The memory grows with N only by `held_out`, which may be a
-    memory map; its values are replaced.
+    are sorted in parts, one range of hashes after the other. The memory grows with N only by the result.
     """
-    held_out = np.zeros(len(targets), bool) if held_out is None else held_out
+    held_out = np.zeros(len(targets), bool)
     if not (count := len(targets)):
         return held_out
     groups_of = _Groups(targets)

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from shared.cache.prepared import key_digest, mapped_file, mask_once
+from shared.cache.prepared import key_digest, mapped_file
 from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import find_files
@@ -225,11 +225,10 @@ def hold_out(
         each, file = " of each label", mapped_file(targets)
         assert file or not content_of(table), "the targets of a memory-mapped table are memory-mapped"
         key = ("share of each", file and file.parent.name, percentage, seed)
-        fill = partial(_share_of_each, table, targets, percentage, seed)
-        mask = mask_once(f"held-out-rows-{key_digest(content_of(table), *key)}", rows, fill) if file else fill(None)
+        mask = cache(partial(_share_of_each, table, targets, percentage, seed))  # not needed for rows in the cache
 
         def chosen(first: int, block: pa.Table) -> np.ndarray:
-            return mask[first : first + block.num_rows]
+            return mask()[first : first + block.num_rows]
 
     held_out = arrow_files.filtered(table, chosen, *key)
     train = arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
@@ -240,11 +239,9 @@ def hold_out(
     return train, held_out
 
 
-def _share_of_each(
-    table: pa.Table, targets: np.ndarray, percentage: int, seed: int, mask: np.ndarray | None
-) -> np.ndarray:
+def _share_of_each(table: pa.Table, targets: np.ndarray, percentage: int, seed: int) -> np.ndarray:
     """bool [N]: see `share_of_each`; one row if the percentage of each label is less than a row."""
-    mask = share_of_each(targets, percentage, seed, mask)
+    mask = share_of_each(targets, percentage, seed)
     if not mask.any():
         candidates = np.flatnonzero(share_of_each(targets, 100, seed))  # at least one row of each label stays
         if not len(candidates):

@@ -208,7 +208,8 @@ def missing(table: pa.Table, column: str) -> np.ndarray:
     cells = column_of(table, column, "")
     gaps = np.asarray(cells.is_null(nan_is_null=True))
     if is_text(cells.type):
-        gaps |= np.asarray(pc.fill_null(pc.equal(pc.utf8_trim_whitespace(cells.cast(pa.large_string())), ""), True))
+        texts = cells.cast(pa.large_string())
+        gaps |= np.asarray(pc.fill_null(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)), True))
     if pa.types.is_integer(cells.type) and of_datasets.is_class_label(of_datasets.feature(table, column)):
         gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))
     return gaps

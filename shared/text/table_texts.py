@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from shared.cache.prepared import key_digest
-from shared.datasets.rows import FILL_IN, column_of, content_of, is_text, source_of, where
+from shared.datasets.rows import FILL_IN, blocks_of, column_of, content_of, is_text, missing, source_of, where
 from shared.errors import UserError
 
 FLAG = "--text_column_names"
@@ -34,24 +33,14 @@ def text_column(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
     return column
 
 
-def refuse_empty(table: pa.Table, columns: pa.Table) -> None:
-    """Raise UserError for missing and empty texts; `columns` are the text columns of `table`."""
-    for name, column in zip(columns.column_names, columns.columns, strict=True):
-        rows = empty_rows(column)
-        if len(rows):
-            such = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
-            raise UserError(f"{where(table, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
-
-
-def empty_rows(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """The numbers of the rows without text."""
-    found, first = [np.empty(0, np.int64)], 0
-    for chunk in column.chunks:
-        texts = chunk.cast(pa.large_string())
-        empty = pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
-        found.append(first + np.flatnonzero(pc.fill_null(empty, True)))
-        first += len(chunk)
-    return np.concatenate(found)
+def refuse_empty(table: pa.Table, text_columns: Sequence[str]) -> None:
+    """Raise UserError if a row has no text in a column: the rows that --skip_incomplete_rows skips."""
+    for name in text_columns:
+        gaps = ((block, np.flatnonzero(missing(block, name))) for block in blocks_of(table))
+        if found := [(block, rows) for block, rows in gaps if len(rows)]:
+            (block, rows), count = found[0], sum(len(rows) for _, rows in found)
+            such = f" ({count:,} such rows)" if count > 1 else ""
+            raise UserError(f"{where(block, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
 
 
 def batches_of(columns: pa.Table) -> Iterator[list[Any]]:

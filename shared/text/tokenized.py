@@ -16,11 +16,11 @@ from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
 from shared.cache.prepared import Arrays, build_once, cache_dir, key_digest, mapped_file, ranges, read_array, text_once
-from shared.datasets.rows import source_of, where
+from shared.datasets.rows import missing, source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
 from shared.text.encoder import Encoder
-from shared.text.table_texts import batches_of, columns_in_batches, digest_of, empty_rows, refuse_empty, texts_of
+from shared.text.table_texts import batches_of, columns_in_batches, digest_of, refuse_empty, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -179,8 +179,8 @@ def tokenize(
 
     def make(rows: range) -> Iterator[Arrays]:
         part = columns.slice(rows.start, len(rows))
-        if any(len(empty_rows(column)) for column in part.columns):
-            refuse_empty(table, columns)
+        if any(missing(table.slice(rows.start, len(rows)), name).any() for name in text_columns):
+            refuse_empty(table, text_columns)
         row = rows.start
         for batch in batches_of(part):
             ids, lengths, types = encoder.encode(batch)
@@ -225,7 +225,7 @@ def train_tokenizer(
     columns = texts_of(table, text_columns)
 
     def build(folder: Path) -> None:
-        refuse_empty(table, columns)
+        refuse_empty(table, text_columns)
         train = _train_wordpiece if kind == "wordpiece" else _train_bpe
         tokenizer = train(columns, vocab_size)
         if tokenizer.get_vocab_size() > vocab_size:

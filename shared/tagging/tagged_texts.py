@@ -6,6 +6,7 @@ In all tables of this module, the column "tokens" is a list of words, and "tags"
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,28 +103,27 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         UserError: the file cannot be read, is not UTF-8 or has no words, or a line has another number of columns than
             the first one; the message begins with `source`.
     """
-    width = lines_before = 0
-    begun: list[pa.Table] = []  # words of a sentence that has not ended
-    for _, piece in blocks_of_lines(path, source):
+    width, first_line = 0, 1
+    begun: list[pa.Table] = []  # the words of a sentence that has not ended
+    for _, piece in chain(blocks_of_lines(path, source), [(0, b"\n")]):  # an empty line ends the last sentence
         lines = lines_of(piece)
-        between = pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT))
-        numbers = lines_before + 1 + np.flatnonzero(pc.invert(between))
-        lines_before += len(lines)
-        fields = _fields(lines.filter(pc.invert(between)))
+        between = np.asarray(pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT)))
+        fields = _fields(lines.filter(pa.array(~between)))
         if not width and len(fields):
             width = len(fields[0])
         if width:
-            words = _words(fields, width, untagged, numbers, source)
-            separators = np.flatnonzero(between)
-            ends = separators - np.arange(len(separators))  # for each: how many of the words are before it
-            complete = int(ends[-1]) if len(ends) else 0
-            if len(ends):
-                yield from _sentences([*begun, words.slice(0, complete)], ends)
-                begun = []
-            begun.append(words.slice(complete))
-    if not begun:
+            words = _words(fields, width, untagged, first_line + np.flatnonzero(~between), source)
+            ends = sum(map(len, begun)) + np.cumsum(~between)[between]  # of sentences: how many words are before
+            words = pa.concat_tables([*begun, words])
+            if complete := int(ends.max(initial=0)):
+                bounds = pa.array(np.unique([0, *ends]), pa.int64())
+                columns = words.slice(0, complete).columns
+                lists = [pa.LargeListArray.from_arrays(bounds, column.combine_chunks()) for column in columns]
+                yield pa.table(lists, words.column_names)
+            begun = [words.slice(complete)]
+        first_line += len(lines)
+    if not width:
         raise UserError(f"{source} has no words")
-    yield from _sentences(begun, np.zeros(0, np.int64))
 
 
 def _fields(lines: pa.Array) -> pa.ListArray:
@@ -148,16 +148,6 @@ def _words(fields: pa.ListArray, width: int, untagged: bool, numbers: np.ndarray
             "a line, with the same number of columns"
         )
     return pa.table({WORDS: pc.list_element(fields, 0)} | ({TAGS: tags} if width > 1 else {}))
-
-
-def _sentences(begun: list[pa.Table], ends: np.ndarray) -> Iterator[pa.Table]:
-    """A table of the sentences of these words, if there are any; `ends` count the words of the last part."""
-    words = pa.concat_tables(begun)
-    before = sum(map(len, begun[:-1]))
-    bounds = pa.array(np.unique([0, *(before + ends), len(words)]), pa.int64())
-    if len(words):
-        lists = [pa.LargeListArray.from_arrays(bounds, column.combine_chunks()) for column in words.columns]
-        yield pa.table(lists, words.column_names)
 
 
 def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:

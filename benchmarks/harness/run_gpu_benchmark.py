@@ -198,9 +198,10 @@ class Resident(Loader):
 
 def random_documents(config: Any) -> tuple[Any, Any, Any]:
     """Random documents of --max_length tokens, for training and for validation, and a tokenizer for them."""
+    from shared.datasets.tables import hold_out
     from shared.pretrained.tokenizers import special_tokens_around
     from shared.text.masking import masking_for
-    from shared.text.token_files import Corpus, MaskedDocuments, Selection
+    from shared.text.token_files import Corpus, MaskedDocuments
 
     tokenizer = word_tokenizer(config.vocab_size)
     folder, around = Path(config.output_dir).parent / "random", special_tokens_around(tokenizer)
@@ -209,9 +210,10 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     np.save(folder / "tokens.npy", random_words(documents * room, config.vocab_size))
     np.save(folder / "offsets.npy", np.arange(documents + 1) * room)
     masking = masking_for(tokenizer, config.mlm_probability)
-    parts = [Selection(held=4), Selection(held=4, inside=True)]
+    corpus = Corpus(folder, f"{documents} documents of {room} random tokens")
+    parts = hold_out(corpus.documents("a corpus of random tokens"), 1, config.seed)
     arguments = (config.max_length, around, masking, config.seed)
-    train, held_out = (MaskedDocuments(Corpus(folder, "random"), part, *arguments) for part in parts)
+    train, held_out = (MaskedDocuments(corpus, part, *arguments) for part in parts)
     return train, held_out, tokenizer
 
 

@@ -88,27 +88,22 @@ def read_parts(
     return train, validation
 
 
-def limit(count: int, most: int | None, flag: str) -> int | None:
-    """How many of `count` rows --max_train_samples or --max_eval_samples keeps; None means all of them."""
-    if most is not None and most > count:
-        say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
-    return None if most is None or most >= count else most
-
-
 def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows that --max_train_samples and --max_eval_samples keep."""
     found, words = [], (config.seed, SUBSET)
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
-        most = limit(table.num_rows, getattr(config, name), f"--{name}")
-        chosen = most and _smallest(table.num_rows, most, *words)
+        most, count = getattr(config, name), table.num_rows
+        if most and most > count:
+            say(f"--{name} {most}: there are only {count:,} rows, and all of them are used")
+        chosen = most and most < count and _smallest(count, most, *words)
         found.append(arrow_files.filtered(table, chosen, "chosen", most, words) if chosen else table)
     return found[0], found[1]
 
 
 def _smallest(count: int, most: int, *words: int) -> arrow_files.Chosen:
     """Chooses the `most` of `count` rows with the smallest hashes of (*words, row)."""
-    largest = hash_limit(count, most, *words)
-    return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest
+    largest = cache(partial(hash_limit, count, most, *words))  # not needed for rows in the cache
+    return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest()
 
 
 def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -2,13 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from shared.cache.prepared import each_share
-from shared.errors import UserError, say
+from shared.datasets.tables import hold_out, limited
+from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.text.documents import first_texts, load_documents
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
-from shared.text.token_files import Corpus, Selection, tokenize_documents
+from shared.text.token_files import Corpus, tokenize_documents
 from shared.text.tokenized import train_tokenizer
 
 if TYPE_CHECKING:
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
 
-Part = tuple[Corpus, Selection]  # a corpus and the documents of it that are used
+Part = tuple[Corpus, pa.Table]  # a corpus and those of its `documents` that are used
 
 
 def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
@@ -76,8 +79,8 @@ def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]
 def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tuple[Part, Part]:
     """(corpus, selected documents) for training and for validation.
 
-    Without a second corpus, --validation_split_percentage of the documents are held out: a function of (seed, document,
-    count) alone. --max_train_samples and --max_eval_samples limit the number of documents.
+    Without a second corpus, --validation_split_percentage of the documents are held out: see `hold_out`.
+    --max_train_samples and --max_eval_samples limit the number of documents.
 
     Args:
         corpora: to train on, and, if there is one, to validate on.
@@ -87,17 +90,8 @@ def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tup
     Raises:
         UserError: there is only one document.
     """
-    count, seed = len(corpora[0].offsets) - 1, config.seed
-    if len(corpora) > 1:
-        both = [Selection(seed), Selection(seed)]
-    else:
-        if count < 2:
-            raise UserError(f"{source} has one document: add documents, to train and to validate on")
-        percentage = config.validation_split_percentage
-        held = min(max(1, round(count * percentage / 100)), count - 1)
-        both = [Selection(seed, held), Selection(seed, held, inside=True)]
-        chosen = f"{percentage} %, chosen by --seed {seed}"
-        say(f"{source} has no validation data: {held:,} of its documents ({chosen}) are held out")
-    train = both[0].limited(count, config.max_train_samples, "--max_train_samples")
-    validate = both[1].limited(len(corpora[-1].offsets) - 1, config.max_eval_samples, "--max_eval_samples")
-    return (corpora[0], train), (corpora[-1], validate)
+    tables = [corpus.documents(source) for corpus in corpora]
+    if len(tables) == 1:
+        tables = [*hold_out(tables[0], config.validation_split_percentage, config.seed)]
+    train, validation = limited((tables[0], tables[1]), config)
+    return (corpora[0], train), (corpora[-1], validation)

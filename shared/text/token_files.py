@@ -5,21 +5,21 @@ files are read, so the same files work for every --max_length.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
 from shared.cache.prepared import Arrays, arrays_writer, build_once, key_digest, ranges, read_array, text_once
-from shared.datasets.splits import hash_limit
-from shared.datasets.tables import SUBSET, limit
+from shared.datasets.rows import ROW_COLUMN, blocks_of, content_of, named, with_content
 from shared.errors import UserError, say
-from shared.plan.draws import Ints, hash64
+from shared.plan.draws import Ints
 from shared.pretrained.tokenizers import check_unknown
 from shared.text.documents import BLOCK_ROWS, Documents
 from shared.text.encoder import Encoder
@@ -53,6 +53,10 @@ class Corpus:
     def tokens(self) -> "NDArray[np.integer] | RemoteTokens":
         """All tokens; slices of them are arrays."""
         return self.remote or read_array(self.folder / "tokens.npy")
+
+    def documents(self, source: str) -> pa.Table:
+        """A row for each document, from which `tables` selects; `source` is the name of the corpus in messages."""
+        return with_content(named(pa.table({"begin": self.offsets[:-1]}), source), self.digest)
 
 
 def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase") -> Corpus:
@@ -105,67 +109,30 @@ def _digest(folder: Path) -> str:
     return content.hexdigest()
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which documents of a corpus are used: a function of these settings and of the number of documents alone.
-
-    The held-out documents are those with the smallest hashes of (seed, document).
-    """
-
-    seed: int = 0
-    held: int = 0  # how many documents are held out
-    inside: bool = False  # whether these are used, or the others
-    most: int | None = None  # how many of them are used; None: all
-
-    def limited(self, documents: int, most: int | None, flag: str) -> "Selection":
-        """At most `most` of the used documents out of `documents`; `flag` is the one that `most` comes from."""
-        return replace(self, most=limit(self.held if self.inside else documents - self.held, most, flag))
-
-    def numbers(self, documents: int, blocks: Iterable[tuple[int, int]]) -> Iterator[Ints]:
-        """Yield the ascending numbers of the used documents in each block (first, end) of all `documents`, in order."""
-        rows = self.held if self.inside else documents - self.held
-        largest_held = hash_limit(documents, self.held, self.seed) if self.held else None
-        largest = None if self.most is None else hash_limit(rows, self.most, self.seed, SUBSET)
-        first_row = 0  # of a block, counting the documents before it that `inside` leaves
-        for first, end in blocks:
-            found = np.arange(first, end)
-            if largest_held is not None:
-                found = found[(hash64(self.seed, found.astype(np.uint64)) <= largest_held) == self.inside]
-            row = np.arange(first_row, first_row + len(found), dtype=np.uint64)
-            first_row += len(found)
-            yield found if largest is None else found[hash64(self.seed, SUBSET, row) <= largest]
-
-
-def cut_into_pieces(file: Corpus, selection: Selection, room: int, special: int, masking: Masking) -> Path:
-    """The folder of the pieces of the selected documents: each has at most `room` tokens of a document.
+def cut_into_pieces(file: Corpus, documents: pa.Table, room: int, special: int, masking: Masking) -> Path:
+    """The folder of the pieces of some of `file.documents`: each has at most `room` tokens of a document.
 
     The first process of a machine writes them, block by block; the others wait and read. These are memory-mapped arrays
     [pieces]: starts (int64, where each begins in the tokens of the file), lengths (int32, with `special` special
     tokens), and masked (int32, its masked tokens). facts has the number of the longest piece and the sum of lengths.
     """
-    offsets = file.offsets
+    offsets, content = file.offsets, content_of(documents)
+    assert content, "a selection by `tables` has a digest"
 
     def build(folder: Path) -> None:
         with arrays_writer(folder, {}) as append:
-            for documents in selection.numbers(len(offsets) - 1, _blocks(offsets, room)):
-                starts, sizes = _cut(offsets, documents, room)
-                counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
-                append({"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()})
+            for block in blocks_of(documents):
+                numbers = np.asarray(block[ROW_COLUMN])
+                pieces = -(-(offsets[numbers + 1] - offsets[numbers]) // room)
+                for part in np.split(numbers, np.flatnonzero(np.diff(np.cumsum(pieces) // BLOCK_PIECES)) + 1):
+                    starts, sizes = _cut(offsets, part, room)
+                    counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
+                    append({"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()})
         lengths = read_array(folder / "lengths.npy")
         np.save(folder / "facts.npy", [lengths.argmax() if len(lengths) else 0, lengths.sum(dtype=np.int64)])
 
-    key = (FORMAT, file.digest, len(offsets), int(offsets[-1]), selection, room, special, masking.probability)
-    return build_once(f"pieces-{key_digest(*key)}", build)
-
-
-def _blocks(offsets: Ints, room: int) -> Iterator[tuple[int, int]]:
-    """Yield the first document of each block and the first one after it: about BLOCK_PIECES pieces, or one document."""
-    first, documents = 0, len(offsets) - 1
-    while first < documents:
-        within = int(np.searchsorted(offsets, offsets[first] + BLOCK_PIECES * room, side="right")) - 1
-        last = min(max(within, first + 1), first + BLOCK_PIECES, documents)
-        yield first, last
-        first = last
+    key = key_digest(FORMAT, content, room, special, masking.probability)
+    return build_once(f"pieces-{key}", build)
 
 
 def _cut(offsets: Ints, documents: Ints, room: int) -> tuple[Ints, Ints]:
@@ -181,11 +148,12 @@ class MaskedDocuments(Dataset):
     """Pieces of documents with masked tokens.
 
     A sample is a piece of at most `max_length` tokens, including special tokens. A longer document continues in the
-    next piece, so no token is lost. The targets are the original ids of the masked tokens.
+    next piece, so no token is lost. The targets are the original ids of the masked tokens. A pickle contains only the
+    folder of the pieces: a worker process maps the files again.
 
     Args:
         file: the tokens.
-        documents: the documents to use.
+        documents: the rows of `file.documents` to use, or the folder of their pieces.
         max_length: tokens of a piece.
         around: ids before and after each piece.
         masking: how tokens are chosen and replaced.
@@ -198,13 +166,12 @@ class MaskedDocuments(Dataset):
     def __init__(
         self,
         file: Corpus,
-        documents: Selection,
+        documents: pa.Table | Path,
         max_length: int,
         around: tuple[list[int], list[int]],
         masking: Masking,
         seed: int,
     ) -> None:
-        self.arguments = (file, documents, max_length, around, masking, seed)
         self.file = file
         self.before, self.after = (np.array(ids, np.int64) for ids in around)
         self.masking, self.seed = masking, seed
@@ -214,9 +181,12 @@ class MaskedDocuments(Dataset):
             raise UserError(
                 f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it"
             )
-        folder, arrays = cut_into_pieces(file, documents, room, special, masking), ("starts", "lengths", "masked")
-        self.starts, self.lengths, self.masked = (read_array(folder / f"{name}.npy") for name in arrays)
-        self.longest, self.num_tokens = read_array(folder / "facts.npy").tolist()
+        if isinstance(documents, pa.Table):
+            documents = cut_into_pieces(file, documents, room, special, masking)
+        self.arguments = (file, documents, max_length, around, masking, seed)
+        arrays = (read_array(documents / f"{name}.npy") for name in ("starts", "lengths", "masked"))
+        self.starts, self.lengths, self.masked = arrays
+        self.longest, self.num_tokens = read_array(documents / "facts.npy").tolist()
         self.tokens = file.tokens
         self.samples_ahead = file.remote.samples_ahead if file.remote else 0  # for the loader: when to `prefetch`
 
@@ -225,7 +195,7 @@ class MaskedDocuments(Dataset):
 
     def digest(self) -> str:
         """A digest of the tokens of all documents and the number of pieces: different data have a different digest."""
-        return f"{self.arguments[0].digest}-{len(self)}"
+        return f"{self.file.digest}-{len(self)}"
 
     def prefetch(self, samples: Ints) -> None:
         """Begin to read the pieces `samples` [pieces], if the tokens are not on this machine."""

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +13,7 @@ from toy_data import WORDS, word_tokenizer
 from shared.cache import prepared
 from shared.datasets import arrow_files
 from shared.datasets import readers as readers_module
-from shared.datasets.tables import named
+from shared.datasets.rows import ROW_COLUMN, named, numbered
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.text import documents as documents_module
@@ -101,27 +100,23 @@ def test_a_written_mask_token_stays_text_and_documents_without_text_are_skipped(
 # Parts
 
 
-def numbers_of(selection, documents=50):
-    return np.concatenate([*selection.numbers(documents, [(0, 20), (20, documents)])]).tolist()
-
-
 def test_a_held_out_part_is_a_function_of_the_seed_and_limits_keep_some_documents_of_each_part(capsys):
     corpus = of_texts(["one two"] * 50, word_tokenizer())
 
     def numbers(count=1, **changes):
-        return [numbers_of(part) for _, part in select_parts([corpus] * count, "here", DataOptions(**changes))]
+        parts = select_parts([corpus] * count, "here", DataOptions(**changes))
+        return [numbered(documents)[ROW_COLUMN].to_pylist() for _, documents in parts]
 
     train, held = numbers()
-    assert sorted([*train, *held]) == [*range(50)]
-    assert len(held) == 5
-    assert "here has no validation data: 5 of its documents (10 %, chosen by --seed 0)" in capsys.readouterr().err
+    assert (sorted([*train, *held]), len(held)) == ([*range(50)], 5)
+    assert "here has no validation data: 5 of its rows (10 %, chosen by --seed 0)" in capsys.readouterr().err
     assert numbers()[1] == held != numbers(seed=1)[1]
     limited = numbers(max_train_samples=7, max_eval_samples=2)
     assert [len(part) for part in limited] == [7, 2]
     assert {*limited[0]} <= {*train}
     assert {*limited[1]} <= {*held}
     assert [len(part) for part in numbers(2, max_eval_samples=3)] == [50, 3]
-    with pytest.raises(UserError, match="here has one document"):
+    with pytest.raises(UserError, match="here has one row"):
         select_parts([of_texts(["one"], word_tokenizer())], "here", DataOptions())
 
 
@@ -131,7 +126,7 @@ import pyarrow.csv, pyarrow.parquet, torch
 from toy_data import word_tokenizer
 from shared.plan.batches import Plan
 from shared.text.documents import of_files
-from shared.text.token_files import MaskedDocuments, Selection, tokenize_documents
+from shared.text.token_files import MaskedDocuments, tokenize_documents
 from shared.plan.loading import Loader
 from shared.text.masking import masking_for
 from shared.encoders.packing import Packing
@@ -142,7 +137,7 @@ in_use = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize(
 limit = in_use + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # anonymous memory; maps of files are not counted
 file = tokenize_documents(of_files([sys.argv[1]], "--train_file", "text"), tokenizer)
-data = MaskedDocuments(file, Selection(), 4096, ([], []), masking_for(tokenizer, 0.3), 0)
+data = MaskedDocuments(file, file.documents("texts"), 4096, ([], []), masking_for(tokenizer, 0.3), 0)
 plan = Plan(lengths=data.lengths, weights=data.masked, packed=True, seed=0, global_batch_size=64, max_steps=3)
 loader = Loader(data, plan, Packing(), torch.device("cpu"))
 read = sum(batch["input_ids"].numel() for step in range(3) for _, batch in loader.micro_batches(step))

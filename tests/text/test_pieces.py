@@ -1,5 +1,6 @@
 """The pieces of a corpus: those of the selected documents, cut block by block into memory-mapped files."""
 
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -8,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.cache.prepared import cache_dir
-from shared.datasets.tables import SUBSET
+from shared.datasets.tables import SUBSET, hold_out, limited
+from shared.options.data_options import DataOptions
 from shared.plan.draws import hash64
 from shared.text import token_files
 from shared.text.masking import Masking
-from shared.text.token_files import Corpus, MaskedDocuments, Selection, cut_into_pieces
+from shared.text.token_files import Corpus, MaskedDocuments, cut_into_pieces
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -42,9 +44,9 @@ def smallest(count, most, *words):
 @given(st.data())
 def test_pieces_hold_every_token_of_the_selected_documents_once(folder, data):
     sizes = np.array(data.draw(st.lists(st.integers(1, 60), min_size=2, max_size=20)))
-    held, inside, seed = data.draw(st.integers(1, len(sizes) - 1)), data.draw(st.booleans()), data.draw(SEEDS)
+    percentage, inside, seed = data.draw(st.integers(1, 99)), data.draw(st.booleans()), data.draw(SEEDS)
+    held = min(max(1, round(len(sizes) * percentage / 100)), len(sizes) - 1)
     room, most = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 25))
-    selection = Selection(seed, held, inside).limited(len(sizes), most, "--max_train_samples")
     selected = np.flatnonzero(smallest(len(sizes), held, seed) == inside)
     selected = selected[smallest(len(selected), most, seed, SUBSET)]
     starts = 5 + np.cumsum(sizes) - sizes
@@ -53,7 +55,9 @@ def test_pieces_hold_every_token_of_the_selected_documents_once(folder, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_files, "BLOCK_PIECES", data.draw(st.integers(1, 8)))
         corpus = write(folder, sizes, f"{sizes.tolist()} {token_files.BLOCK_PIECES}")
-        found = MaskedDocuments(corpus, selection, room + 2, ([2], [3]), MASKING, 0)
+        limits = DataOptions(max_train_samples=most, max_eval_samples=most, seed=seed)
+        part = limited(hold_out(corpus.documents("here"), percentage, seed), limits)[inside]
+        found = pickle.loads(pickle.dumps(MaskedDocuments(corpus, part, room + 2, ([2], [3]), MASKING, 0)))
     assert [found[i].tolist() for i in range(len(found))] == expected
     assert found.lengths.tolist() == [*map(len, expected)]
     assert found.masked.tolist() == MASKING.counts(found.lengths - 2).tolist()
@@ -70,16 +74,18 @@ def test_pieces_hold_every_token_of_the_selected_documents_once(folder, data):
 
 
 def test_two_epochs_mask_different_tokens(folder):
-    data = MaskedDocuments(write(folder, [30] * 9, "epochs"), Selection(), 32, ([2], [3]), MASKING, 0)
+    corpus = write(folder, [30] * 9, "epochs")
+    data = MaskedDocuments(corpus, corpus.documents("here"), 32, ([2], [3]), MASKING, 0)
     one, other = (data.read_micro_batch(np.arange(9), np.full(9, epoch)) for epoch in (0, 1))
     assert (one.lengths.tolist(), len(one.masked)) == (other.lengths.tolist(), len(other.masked))
     assert one.masked.tolist() != other.masked.tolist()
 
 
 def test_other_settings_have_other_pieces(folder):
-    usual = (write(folder, [10, 20, 30], "a"), Selection(), 10, 2, MASKING)
-    others = [(0, Corpus(folder, "b")), (2, 11), (3, 3), (4, Masking(0.2, 1.0, 0.0, 1, np.arange(9)))]
-    others += [(1, selection) for selection in (Selection(0, 1), Selection(0, 1, True), Selection(most=1))]
+    usual = (write(folder, [10, 20, 30], "a"), Corpus(folder, "a").documents("here"), 10, 2, MASKING)
+    others = [(1, Corpus(folder, "b").documents("here")), (2, 11), (3, 3), (4, Masking(0.2, 1.0, 0.0, 1, np.arange(9)))]
+    limits = DataOptions(max_train_samples=1, max_eval_samples=2)
+    others += [(1, part) for part in (*hold_out(usual[1], 30, 0), *limited(usual[1:2] * 2, limits))]
     for arguments in (usual, *((*usual[:i], other, *usual[i + 1 :]) for i, other in others)):
         cut_into_pieces(*arguments)
     assert len([*cache_dir().glob("pieces-*/")]) == 1 + len(others)
@@ -89,7 +95,7 @@ def test_a_million_documents_are_cut_in_little_memory(folder):
     corpus = write(folder, np.full(1_000_000, 3), "many")
     tracemalloc.start()
     try:
-        found = MaskedDocuments(corpus, Selection(), 4, ([2], [3]), MASKING, 0)
+        found = MaskedDocuments(corpus, corpus.documents("here"), 4, ([2], [3]), MASKING, 0)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

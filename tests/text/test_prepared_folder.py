@@ -22,7 +22,7 @@ from shared.text import prepared_folder, remote_tokens
 from shared.text.documents import of_files
 from shared.text.masking import masking_for
 from shared.text.prepared_folder import open_prepared, write_prepared
-from shared.text.token_files import MaskedDocuments, Selection, tokenize_documents
+from shared.text.token_files import MaskedDocuments, tokenize_documents
 
 TEXTS = [" ".join(WORDS[i * k % 8] for k in range(1 + i % 23)) for i in range(400)]
 LENGTH = 10  # tokens of a piece
@@ -82,7 +82,7 @@ def everything(found):
 
 def masked(corpus):
     masking = masking_for(word_tokenizer(), 0.3)
-    return MaskedDocuments(corpus, Selection(), LENGTH, ([], []), masking, 0)
+    return MaskedDocuments(corpus, corpus.documents("here"), LENGTH, ([], []), masking, 0)
 
 
 def same(one, other):

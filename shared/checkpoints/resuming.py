@@ -19,7 +19,7 @@ from torch import nn
 from shared.checkpoints import digests, folders
 from shared.checkpoints.folders import folder, path_of
 from shared.checkpoints.progress import Progress
-from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_optimizers, modules_by_file
+from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_optimizer, modules_by_file
 from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError, count_of, listed
@@ -143,13 +143,11 @@ def read_state(path: Path) -> State:
     return json.loads((path / "state.json").read_text())
 
 
-def load_tensors(path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[nn.Module]) -> None:
+def load_tensors(path: Path, model: nn.Module, optimizer: Any, registered: list[nn.Module]) -> None:
     """Load each file of a checkpoint into the object that it was saved from."""
-    for file, model in modules_by_file(models).items():
-        load_weights(model, path, file)
-    for file, module in modules_by_file([], registered).items():
-        load_model(module, path / file)
-    load_optimizers(path, models, optimizers)
+    for file, module in modules_by_file(model, registered).items():
+        load_weights(module, path, file)
+    load_optimizer(path, model, optimizer)
 
 
 def load_weights(model: nn.Module, path: Path, file: str) -> None:

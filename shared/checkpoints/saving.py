@@ -59,7 +59,7 @@ class Saver:
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         self.accelerator, self.config, self.plan = accelerator, config, plan
-        self.models, self.optimizers, self.others = of_accelerate.prepared(accelerator)
+        self.model, self.optimizer, self.others = of_accelerate.prepared(accelerator)
         if wrong := [type(each).__name__ for each in self.others if not isinstance(each, nn.Module)]:
             raise UserError(
                 f"accelerator.register_for_checkpointing: a checkpoint cannot hold {listed(wrong)}: register "
@@ -72,8 +72,7 @@ class Saver:
         self.in_background = True
         self.staging: Staging | None = None
         self.copied: Future[None] | None = None  # of the last save
-        for optimizer in self.optimizers:
-            inner(optimizer).register_step_pre_hook(lambda *_: self._before_update())
+        inner(self.optimizer).register_step_pre_hook(lambda *_: self._before_update())
         self._thread = ThreadPoolExecutor(1, "writer", initializer=lower_priority)
         self.writing: Future[None] | None = None  # under way
         self.job: Job | None = None  # of the last save
@@ -187,16 +186,14 @@ class Saver:
 
     def _lasting(self) -> set[int]:
         """The addresses of the tensors that only an optimizer step changes: parameters, and the optimizer's state."""
-        optimizers = [inner(optimizer) for optimizer in self.optimizers]
-        tensors = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        tensors += [tensor for optimizer in optimizers for tensor in state_tensors(optimizer)]
-        return {tensor.data_ptr() for tensor in tensors}
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return {tensor.data_ptr() for tensor in (*parameters, *state_tensors(inner(self.optimizer)))}
 
     def _frozen(self) -> tuple[set[str], dict[str, str] | None]:
         """The names of the parameters that checkpoints leave out, and their digest, by its algorithm."""
-        if self.config.pretrained is None or len(self.models) != 1:
+        if self.config.pretrained is None:
             return set(), None
-        frozen = frozen_parameters(self.models[0])
+        frozen = frozen_parameters(self.model)
         return {*frozen}, {digests.ALGORITHM: digest_of(frozen.values())} if frozen else None
 
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
@@ -204,12 +201,12 @@ class Saver:
         scaler = self.accelerator.scaler
         values: Values = {"scaler": scaler.state_dict() if scaler is not None else None}
         files = {}
-        for file, module in modules_by_file(self.models, self.others).items():
-            left_out = self.frozen if module in self.models else ()
+        for file, module in modules_by_file(self.model, self.others).items():
+            left_out = self.frozen if module is self.model else ()
             state = module.state_dict()
             files[file] = distinct({name: tensor for name, tensor in state.items() if name not in left_out})
-        files[OPTIMIZER], values["optimizers"] = optimizer_state(self.models, self.optimizers)
-        return files, values
+        files[OPTIMIZER], described = optimizer_state(self.model, self.optimizer)
+        return files, values | {"optimizers": [described]}
 
     def _write(self) -> None:
         """Write the last job, in the background if its content is in memory."""

@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +22,31 @@ from shared.checkpoints import digests
 from shared.errors import listed
 from shared.optimization.optimizers import inner
 
-OPTIMIZER = "optimizer.safetensors"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 Tensors = dict[str, Tensor]
 Values = dict[str, Any]
 """Text, numbers, booleans, None, and lists and dicts of these, as JSON keeps them."""
 
 
-def modules_by_file(models: list[nn.Module], registered: Sequence[nn.Module] = ()) -> dict[str, nn.Module]:
-    """The modules of a checkpoint, by file: model.safetensors, model_1.safetensors, registered_0.safetensors."""
-    files = {f"model_{i}.safetensors" if i else "model.safetensors": model for i, model in enumerate(models)}
-    return files | {f"registered_{i}.safetensors": module for i, module in enumerate(registered)}
+def modules_by_file(model: nn.Module, registered: Sequence[nn.Module] = ()) -> dict[str, nn.Module]:
+    """The modules of a checkpoint, by file: model.safetensors, registered_0.safetensors."""
+    return {MODEL: model} | {f"registered_{i}.safetensors": module for i, module in enumerate(registered)}
 
 
-def optimizer_state(models: list[nn.Module], optimizers: list[Any]) -> tuple[Tensors, list[Values]]:
-    """The tensors of all optimizers, by name, and for each one its groups and plain values, by parameter name."""
+def optimizer_state(model: nn.Module, optimizer: Any) -> tuple[Tensors, Values]:
+    """The tensors of an optimizer, by name, and its groups and plain values, by parameter name."""
     tensors: Tensors = {}
-    described: list[Values] = []
 
     def plain(name: str, values: Values) -> Values:
         """The values that are no tensors; the tensors are kept as NAME/KEY."""
         tensors.update({f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)})
         return {key: value for key, value in values.items() if not isinstance(value, Tensor)}
 
-    for i, (names, optimizer) in enumerate(zip(names_by_group(models, optimizers), optimizers, strict=True)):
-        found = inner(optimizer).state_dict()
-        flat = [name for of_group in names for name in of_group]
-        state = {flat[index]: plain(flat[index], values) for index, values in found["state"].items()}
-        groups = [plain(group_name(i, j), group) for j, group in enumerate(found["param_groups"])]
-        groups = [group | {"params": of_group} for group, of_group in zip(groups, names, strict=True)]
-        described.append({"groups": groups, "state": {name: values for name, values in state.items() if values}})
-    return tensors, described
+    names, found = names_by_group(model, optimizer), inner(optimizer).state_dict()
+    flat = [*chain(*names)]
+    state = {flat[index]: plain(flat[index], values) for index, values in found["state"].items()}
+    groups = [plain(group_name(i), group) | {"params": names[i]} for i, group in enumerate(found["param_groups"])]
+    return tensors, {"groups": groups, "state": {name: values for name, values in state.items() if values}}
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -59,48 +55,35 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def group_name(optimizer: int, group: int) -> str:
-    """The name of a group of an optimizer among the names of parameters."""
-    return f"optimizer_{optimizer}.group_{group}"
+def group_name(group: int) -> str:
+    """The name of a group of the optimizer among the names of parameters."""
+    return f"optimizer_0.group_{group}"
 
 
-def names_by_group(models: list[nn.Module], optimizers: list[Any]) -> list[list[list[str]]]:
-    """The names of the parameters of each group of each optimizer, unique over all models.
-
-    A parameter that belongs to no model has a name made of its group and its place there.
-    """
-    names: dict[Tensor, str] = {}
-    for i, model in enumerate(models):
-        names |= {p: f"model_{i}.{name}" if i else name for name, p in model.named_parameters()}
-
-    def of_group(optimizer: int, group: int, parameters: list[Tensor]) -> list[str]:
-        own = group_name(optimizer, group)
-        return [names.get(parameter, f"{own}.parameter_{n}") for n, parameter in enumerate(parameters)]
-
+def names_by_group(model: nn.Module, optimizer: Any) -> list[list[str]]:
+    """The names of the parameters of each group; one of no model has a name made of its group and its place there."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return [
-        [of_group(i, j, group["params"]) for j, group in enumerate(inner(optimizer).param_groups)]
-        for i, optimizer in enumerate(optimizers)
+        [names.get(parameter, f"{group_name(i)}.parameter_{n}") for n, parameter in enumerate(group["params"])]
+        for i, group in enumerate(inner(optimizer).param_groups)
     ]
 
 
-def optimizer_state_dicts(path: Path) -> list[Values]:
-    """The state dict of each optimizer in a checkpoint, as torch numbers its parameters, on the CPU."""
+def optimizer_state_dict(path: Path) -> Values:
+    """The state dict of the optimizer in a checkpoint, as torch numbers its parameters, on the CPU."""
     by_name: dict[str, Tensors] = {}
     for place, tensor in load_file(path / OPTIMIZER).items():
         name, _, key = place.rpartition("/")
         by_name.setdefault(name, {})[key] = tensor
-    found = []
-    for i, described in enumerate(json.loads((path / "state.json").read_text())["optimizers"]):
-        groups: list[Values] = []
-        names: list[str] = []
-        for j, group in enumerate(described["groups"]):
-            values = {key: as_tuples(value) for key, value in group.items()} | by_name.get(group_name(i, j), {})
-            groups.append(values | {"params": [len(names) + n for n, _ in enumerate(group["params"])]})
-            names += group["params"]
-        state = [described["state"].get(name, {}) | by_name.get(name, {}) for name in names]
-        state_by_index = {index: values for index, values in enumerate(state) if values}
-        found.append({"state": state_by_index, "param_groups": groups})
-    return found
+    (described,) = json.loads((path / "state.json").read_text())["optimizers"]
+    groups: list[Values] = []
+    names: list[str] = []
+    for i, group in enumerate(described["groups"]):
+        values = {key: as_tuples(value) for key, value in group.items()} | by_name.get(group_name(i), {})
+        groups.append(values | {"params": [len(names) + n for n, _ in enumerate(group["params"])]})
+        names += group["params"]
+    state = [described["state"].get(name, {}) | by_name.get(name, {}) for name in names]
+    return {"state": {index: values for index, values in enumerate(state) if values}, "param_groups": groups}
 
 
 def as_tuples(value: Any) -> Any:
@@ -108,22 +91,22 @@ def as_tuples(value: Any) -> Any:
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-def load_optimizers(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
+def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
     """Load what `optimizer_state` saved.
 
     Raises:
-        ValueError, RuntimeError: it belongs to other optimizers.
+        ValueError, RuntimeError: it belongs to another optimizer.
         OSError, SafetensorError: a file cannot be read.
     """
-    stored = json.loads((path / "state.json").read_text())["optimizers"]
-    if [[group["params"] for group in each["groups"]] for each in stored] != names_by_group(models, optimizers):
-        raise ValueError("its optimizers have other parameters")
-    for optimizer, state in zip(optimizers, optimizer_state_dicts(path), strict=True):
-        parameters = [parameter for group in inner(optimizer).param_groups for parameter in group["params"]]
-        for index, values in state["state"].items():
-            tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
-            values |= {key: laid_out(value, parameters[index]) for key, value in tensors.items()}
-        inner(optimizer).load_state_dict(state)
+    (stored,) = json.loads((path / "state.json").read_text())["optimizers"]
+    if [group["params"] for group in stored["groups"]] != names_by_group(model, optimizer):
+        raise ValueError("its optimizer has other parameters")
+    state = optimizer_state_dict(path)
+    parameters = [parameter for group in inner(optimizer).param_groups for parameter in group["params"]]
+    for index, values in state["state"].items():
+        tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+        values |= {key: laid_out(value, parameters[index]) for key, value in tensors.items()}
+    inner(optimizer).load_state_dict(state)
 
 
 def laid_out(value: Tensor, parameter: Tensor) -> Tensor:

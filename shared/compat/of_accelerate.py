@@ -4,16 +4,26 @@ from typing import Any
 
 from torch import nn
 
+from shared.errors import UserError
 
-def prepared(accelerator: Any) -> tuple[list[nn.Module], list[Any], list[Any]]:
-    """`Accelerator._models`, `_optimizers` and `_custom_objects`: what `prepare` and `register_for_checkpointing` got.
 
-    These are the lists themselves, which both extend. Schedulers and loaders are functions of the config and the step:
-    Accelerate must not have prepared any (`_schedulers`, `_dataloaders`).
+def prepared(accelerator: Any) -> tuple[nn.Module, Any, list[Any]]:
+    """`Accelerator._models`, `_optimizers`, `_custom_objects`: the wrapped model and optimizer, and registered objects.
+
+    The last one is the list itself, which `register_for_checkpointing` extends. Schedulers and loaders are functions of
+    the config and the step: Accelerate must not have prepared any (`_schedulers`, `_dataloaders`).
+
+    Raises:
+        UserError: several models or optimizers are prepared.
     """
     assert not accelerator._schedulers
     assert not accelerator._dataloaders
-    return accelerator._models, accelerator._optimizers, accelerator._custom_objects
+    if len(accelerator._models) != 1 or len(accelerator._optimizers) != 1:
+        raise UserError(
+            "a run has one prepared model and one prepared optimizer: make one module of several models, and one "
+            "ChainedOptimizers (shared/models/optimizers.py) of several optimizers"
+        )
+    return accelerator._models[0], accelerator._optimizers[0], accelerator._custom_objects
 
 
 def set_ddp_handler(accelerator: Any, handler: Any) -> None:

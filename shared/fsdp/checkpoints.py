@@ -20,6 +20,8 @@ from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes.collectives import on_main_process, on_some
 
+MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # folders
+
 
 class ShardedSaver(Saver):
     """Saves a sharded model: every process writes its part before `save` returns.
@@ -52,11 +54,10 @@ class ShardedSaver(Saver):
         job, accelerator, problem = self.job, self.accelerator, None
         main = accelerator.is_main_process
         partial = on_main_process(accelerator, lambda: folders.partial_of(job.final))
-        tensors = [tensor for model in self.models for tensor in model.state_dict().values()]
-        tensors += [tensor for optimizer in self.optimizers for tensor in state_tensors(inner(optimizer))]
+        tensors = [*self.model.state_dict().values(), *state_tensors(inner(self.optimizer))]
 
         def fill() -> dict[str, Any]:
-            save(partial, self.models, self.optimizers)
+            save(partial, self.model, self.optimizer)
             mine = [f"__{accelerator.process_index}_*"] + [".metadata"] * main  # the main process also writes the index
             files = [file for pattern in mine for file in partial.rglob(pattern)]
             lines = digests.lines_of({str(file.relative_to(partial)): file for file in files})
@@ -81,10 +82,10 @@ class ShardedSaver(Saver):
 
 def is_in(path: Path) -> bool:
     """Whether a checkpoint was saved from sharded models."""
-    return (path / "pytorch_model_fsdp_0").is_dir()
+    return (path / MODEL).is_dir()
 
 
-def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
+def save(path: Path, model: nn.Module, optimizer: Any) -> None:
     """Write and fsync this process's shard; call it on every process.
 
     Raises:
@@ -93,7 +94,7 @@ def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
 
-    for name, state in _states(models, optimizers).items():
+    for name, state in _states(model, optimizer).items():
         try:
             checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(path / name))
         except CheckpointException as error:  # derived from BaseException
@@ -102,28 +103,24 @@ def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
             raise OSError(number, f"process {rank}: {text}") from None
 
 
-def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
+def load(path: Path, model: nn.Module, optimizer: Any) -> None:
     """Read this process's part, whatever the number of processes that wrote it; call it on every process.
 
-    Models and optimizers that are not sharded are read as a whole.
+    A model and an optimizer that are not sharded are read as a whole.
     """
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
-    states = _states(models, optimizers)
+    states = _states(model, optimizer)
     for name, state in states.items():
         checkpoint.load(state, storage_reader=checkpoint.FileSystemReader(path / name))
-    for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-        of_model, of_optimizer = states[f"pytorch_model_fsdp_{i}"]["model"], states[f"optimizer_{i}"]["optimizer"]
-        set_state_dict(model, inner(optimizer), model_state_dict=of_model, optim_state_dict=of_optimizer)
+    of_model, of_optimizer = states[MODEL]["model"], states[OPTIMIZER]["optimizer"]
+    set_state_dict(model, inner(optimizer), model_state_dict=of_model, optim_state_dict=of_optimizer)
 
 
-def _states(models: list[nn.Module], optimizers: list[Any]) -> dict[str, dict[str, Any]]:
-    """The state dicts by folder; their tensors are those of the models and optimizers."""
+def _states(model: nn.Module, optimizer: Any) -> dict[str, dict[str, Any]]:
+    """The state dicts by folder; their tensors are those of the model and the optimizer."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    states: dict[str, dict[str, Any]] = {}
-    for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-        of_model, of_optimizer = get_state_dict(model, inner(optimizer))
-        states |= {f"pytorch_model_fsdp_{i}": {"model": of_model}, f"optimizer_{i}": {"optimizer": of_optimizer}}
-    return states
+    of_model, of_optimizer = get_state_dict(model, inner(optimizer))
+    return {MODEL: {"model": of_model}, OPTIMIZER: {"optimizer": of_optimizer}}

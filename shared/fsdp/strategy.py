@@ -68,12 +68,12 @@ class Sharding(Hook):
 class Whole(Ddp):
     """DDP, which also reads sharded checkpoints."""
 
-    def load(self, path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[Any]) -> None:
+    def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
         """Load the tensors of a checkpoint of either kind."""
         if checkpoints.is_in(path):
-            checkpoints.load(path, models, optimizers)
+            checkpoints.load(path, model, optimizer)
         else:
-            super().load(path, models, optimizers, registered)
+            super().load(path, model, optimizer, registered)
 
 
 class Fsdp(Ddp):
@@ -92,7 +92,7 @@ class Fsdp(Ddp):
         barrier.wait_for_all(accelerator)
         return accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare_optimizer(optimizer)
 
-    def load(self, path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[Any]) -> None:
+    def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
         """Load this process's part of a sharded checkpoint.
 
         Raises:
@@ -103,7 +103,7 @@ class Fsdp(Ddp):
                 f"{path} was saved without FSDP and cannot be resumed with it: start without "
                 "accelerate_configs/fsdp.yaml, or begin a new run in another --output_dir"
             )
-        checkpoints.load(path, models, optimizers)
+        checkpoints.load(path, model, optimizer)
 
     def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
         """The gathered weights, with one tensor under all names of a tied parameter; FSDP gathers one for each name."""

@@ -60,9 +60,9 @@ class Ddp:
         barrier.wait_for_all(accelerator)  # each machine prepares its data by itself
         return accelerator.prepare(model, optimizer)
 
-    def load(self, path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[Any]) -> None:
+    def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
         """Load the tensors of a checkpoint; see `resuming.load_tensors`."""
-        resuming.load_tensors(path, models, optimizers, registered)
+        resuming.load_tensors(path, model, optimizer, registered)
 
     def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
         """The whole state dict of the model, to export it."""

@@ -141,7 +141,8 @@ def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outpu
 @pytest.fixture
 def model(accelerator):
     torch.manual_seed(0)
-    return accelerator.prepare(nn.Linear(3, 2))
+    model = nn.Linear(3, 2)
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters()))[0]
 
 
 def config(output_dir, **values):

@@ -1,4 +1,4 @@
-"""The state of models, optimizers and registered objects survives its files, under names that anyone can read."""
+"""The state of a model, its optimizer and registered objects survives its files, under names that anyone can read."""
 
 import json
 
@@ -12,6 +12,7 @@ from shared.checkpoints import states
 from shared.checkpoints.folders import Job, write
 from shared.checkpoints.staging import Staging
 from shared.config.options import Options
+from shared.models.optimizers import ChainedOptimizers
 from shared.optimization.optimizers import make_optimizer
 
 MODEL = "model.safetensors"
@@ -36,35 +37,34 @@ class Net(nn.Module):
         return sum(output.square().sum() for output in outputs)
 
 
-def train(model, optimizers, average, steps):
+def train(model, optimizer, average, steps):
     for _ in range(steps):
         model(torch.arange(6)).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         average.update_parameters(model)
     return [tensor.clone() for each in (model, average) for tensor in each.state_dict().values()]
 
 
 def built(kind):
-    """A model, the optimizers of its parameters, and its average."""
+    """A model, its optimizer, and its average."""
     torch.manual_seed(0)
     model = Net()
     config = Options(optim="sgd" if kind == "sgd" else "adamw", learning_rate=0.01)
-    optimizers = [make_optimizer(model, config)]
+    optimizer = make_optimizer(model, config)
     if kind == "two":
         own = [*model.norm.parameters()]
         rest = [p for p in model.parameters() if all(p is not mine for mine in own)]
-        optimizers = [torch.optim.SGD(own, lr=0.1, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
-    return model, optimizers, AveragedModel(model)
+        optimizer = ChainedOptimizers([torch.optim.SGD(own, lr=0.1, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)])
+    return model, optimizer, AveragedModel(model)
 
 
-def state_of(model, optimizers, average):
-    """The tensors of all objects, by file, and the plain values of the optimizers."""
-    modules = states.modules_by_file([model], [average])
+def state_of(model, optimizer, average):
+    """The tensors of all objects, by file, and the plain values of the optimizer."""
+    modules = states.modules_by_file(model, [average])
     files = {file: states.distinct(module.state_dict()) for file, module in modules.items()}
-    files[states.OPTIMIZER], described = states.optimizer_state([model], optimizers)
-    return files, {"optimizers": described}
+    files[states.OPTIMIZER], described = states.optimizer_state(model, optimizer)
+    return files, {"optimizers": [described]}
 
 
 def saved(folder, files, values):
@@ -75,25 +75,25 @@ def saved(folder, files, values):
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "two"])
 def test_a_loaded_state_continues_bit_by_bit(kind, tmp_path):
-    model, optimizers, average = built(kind)
-    train(model, optimizers, average, 2)
-    files, values = state_of(model, optimizers, average)
+    model, optimizer, average = built(kind)
+    train(model, optimizer, average, 2)
+    files, values = state_of(model, optimizer, average)
     staging = Staging(files)
     staging.copy(files).result()
     path = saved(tmp_path, staging.places, values)
     staging.close()
-    expected = train(model, optimizers, average, 2)
+    expected = train(model, optimizer, average, 2)
     other, theirs, mean = built(kind)
-    for file, module in states.modules_by_file([other], [mean]).items():
+    for file, module in states.modules_by_file(other, [mean]).items():
         states.load_model(module, path / file)
-    states.load_optimizers(path, [other], theirs)
+    states.load_optimizer(path, other, theirs)
     assert all(map(torch.equal, train(other, theirs, mean, 2), expected))
 
 
 def test_files_have_the_names_of_parameters_and_equal_those_of_safetensors(tmp_path):
-    model, optimizers, average = built("two")
-    train(model, optimizers, average, 1)
-    path = saved(tmp_path, *state_of(model, optimizers, average))
+    model, optimizer, average = built("two")
+    train(model, optimizer, average, 1)
+    path = saved(tmp_path, *state_of(model, optimizer, average))
     tensors = load_file(path / states.OPTIMIZER)
     assert {"norm.weight/momentum_buffer", "embedding.weight/exp_avg", "embedding.weight/step"} < set(tensors)
     assert set(load_file(path / MODEL)) == set(model.state_dict()) - {"head.weight"}
@@ -103,11 +103,11 @@ def test_files_have_the_names_of_parameters_and_equal_those_of_safetensors(tmp_p
 
 
 def test_another_model_or_other_groups_are_refused(tmp_path):
-    model, optimizers, average = built("two")
-    train(model, optimizers, average, 1)
-    path = saved(tmp_path, *state_of(model, optimizers, average))
-    with pytest.raises(ValueError, match="its optimizers have other parameters"):
-        states.load_optimizers(path, [model], optimizers[::-1])
+    model, optimizer, average = built("two")
+    train(model, optimizer, average, 1)
+    path = saved(tmp_path, *state_of(model, optimizer, average))
+    with pytest.raises(ValueError, match="its optimizer has other parameters"):
+        states.load_optimizer(path, model, ChainedOptimizers(optimizer.optimizers[::-1]))
     with pytest.raises(RuntimeError, match="size mismatch"):
         states.load_model(nn.ModuleDict({"embedding": nn.Embedding(11, 6)}), path / MODEL)
     with pytest.raises(RuntimeError, match="it differs in "):

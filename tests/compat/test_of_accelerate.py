@@ -9,6 +9,7 @@ from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
 from shared.compat import of_accelerate
+from shared.errors import UserError
 
 ACCELERATE = f"accelerate {version('accelerate')}"
 
@@ -22,12 +23,15 @@ def accelerator(monkeypatch):
 
 
 def test_prepared_and_registered_objects_are_listed(accelerator):
-    lists = of_accelerate.prepared(accelerator)
     model = nn.Linear(2, 2)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    found = of_accelerate.prepared(accelerator)
     other = nn.Linear(1, 1)
     accelerator.register_for_checkpointing(other)
-    assert lists == ([model], [optimizer], [other]), f"{ACCELERATE}: _models, _optimizers or _custom_objects is another"
+    assert found == (model, optimizer, [other]), f"{ACCELERATE}: _models, _optimizers or _custom_objects is another"
+    accelerator.prepare(nn.Linear(1, 1))
+    with pytest.raises(UserError, match="one prepared model"):
+        of_accelerate.prepared(accelerator)
 
 
 def test_a_prepared_scheduler_or_loader_is_noticed(accelerator):
@@ -37,7 +41,8 @@ def test_a_prepared_scheduler_or_loader_is_noticed(accelerator):
         with pytest.raises(AssertionError):
             of_accelerate.prepared(accelerator)
         accelerator.free_memory()
-        assert of_accelerate.prepared(accelerator) == ([], [], []), f"{ACCELERATE}: free_memory keeps something"
+    accelerator.prepare(model := nn.Linear(1, 1), torch.optim.SGD(model.parameters()))
+    assert of_accelerate.prepared(accelerator)[0] is model, f"{ACCELERATE}: free_memory keeps something"
 
 
 def test_prepare_passes_the_settings_and_the_hook_of_the_handler_to_ddp(accelerator, monkeypatch):

@@ -93,7 +93,7 @@ def main(config: Config) -> dict[str, float]:
         if run.finished:
             return run.results
         objective = objective_of(config)
-        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, objective.names))
+        best_by = evaluation.best_by(config, objective.names)
         train, validation, tokenizer = load_data(config)
         run.check_data(train, validation)
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))

@@ -91,7 +91,7 @@ def main(config: Config) -> dict[str, float]:
         train, validation, augmentation = load_data(config)
         run.check_data(train, validation)
         metrics = resolve_metrics(config, "image_classification", train.source.names, validation.targets)
-        best_by = evaluation.best_by(config, metrics)
+        best_by = evaluation.best_by(config, metrics.names, metrics.undefined)
         model = build_model(config, train.source.names)
         depth = StochasticDepth(model, config.stochastic_depth, config.seed)
         model = adapt_to_device(accelerator, config, model, augmentation.geometry)

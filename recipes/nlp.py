@@ -80,7 +80,7 @@ def main(config: Config) -> dict[str, float]:
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
         metrics = resolve_metrics(config, labels.kind, labels.names, validation.targets)
-        best_by = evaluation.best_by(config, metrics)
+        best_by = evaluation.best_by(config, metrics.names, metrics.undefined)
         model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))
         scale = Scale.of_run(labels, train.targets, model)
         collate, rows = pack_or_pad(model, train, tokenizer, accelerator, config, unpack_before_head)

@@ -74,7 +74,7 @@ def main(config: Config) -> dict[str, float]:
         accelerator, config = run.accelerator, run.config
         if run.finished:
             return run.results
-        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, SCORES))
+        best_by = evaluation.best_by(config, SCORES)
         train, validation, tags, tokenizer = load_data(config)
         run.check_data(train, validation)
         model = adapt_to_device(accelerator, config, build_model(config, tags, tokenizer))

@@ -65,7 +65,7 @@ def main(config: Config) -> dict[str, float]:
             return run.results
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
-        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy",)))
+        best_by = evaluation.best_by(config, ("accuracy",))
         model = build_model(config, labels, tokenizer)
         model.encoder = adapt_to_device(accelerator, config, model.encoder)  # fast attention, checked on its outputs
         collate, _ = pad_rows(model, train, tokenizer, config)

@@ -53,7 +53,7 @@ def main(config: Config) -> dict[str, float]:
             return run.results
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
-        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy",)))
+        best_by = evaluation.best_by(config, ("accuracy",))
         torch.manual_seed(config.seed)
         student = load_pretrained(AUTO_CLASS, config.model_name_or_path, num_labels=labels.num_labels)
         check_max_length(config.max_length, student.config)

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from shared.config.options import Options
 from shared.errors import UserError, about, listed
 from shared.metrics.functions import OF_CLASS, RANKED, SCORED, SHIPPED, shipped_names
-from shared.monitoring.evaluation import ScoreNames
 
 ForeignFunction = Callable[[NDArray[Any], NDArray[Any]], dict[str, float]]  # of predictions and references
 
 
 @dataclass
-class TaskMetrics(ScoreNames):
+class TaskMetrics:
     """The metrics of a run of classification or regression."""
 
+    names: tuple[str, ...] = ()  # of their values, the main one first
+    undefined: dict[str, str] = field(default_factory=dict)  # those that cannot compare models on this data, and why
     kind: str = "classification"  # or "image_classification", "multi_label", "regression"
     num_labels: int = 1
     asked: tuple[str, ...] = ()  # names of shipped metrics, and keys of `foreign`

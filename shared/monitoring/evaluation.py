@@ -1,8 +1,7 @@
 """The pass over the validation data on any number of processes, which counts each sample once, in dataset order."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,6 @@ from shared.processes import preemption
 
 NUMBERS_AT_ONCE = 2**24  # that travel in one collective call: 64 or 128 MiB
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
-
-
-@dataclass
-class ScoreNames:
-    """The scores that the evaluations of a run compute, by their names without the prefix "eval_"."""
-
-    names: tuple[str, ...] = ()  # the first is the default of --metric_for_best_model
-    undefined: dict[str, str] = field(default_factory=dict)  # those that cannot compare models on this data, and why
 
 
 def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:
@@ -127,34 +118,30 @@ def _gather_into(
             table[start : start + count] = part.cpu().numpy()
 
 
-def best_by(config: Options, computed: ScoreNames) -> BestBy:
+def best_by(config: Options, names: Sequence[str], undefined: Mapping[str, str] | None = None) -> BestBy:
     """Which evaluation number decides the best model: --metric_for_best_model, or the main metric of the task.
 
-    Raises:
-        UserError: evaluation computes no number of that name, or the number cannot compare models on this data.
-    """
-    names = ("loss", *computed.names)
-    name = (config.metric_for_best_model or computed.names[0]).removeprefix("eval_")
-    if name not in names:
-        raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(names)}")
-    if config.metric_for_best_model and name in computed.undefined:
-        raise UserError(f"--metric_for_best_model {name} cannot tell which model is best: {computed.undefined[name]}")
-    greater = greater_is_better(name) if config.greater_is_better is None else config.greater_is_better
-    return BestBy(f"eval_{name}", greater, tuple(f"eval_{each}" for each in computed.names))
-
-
-def computed_by_recipe(config: Options, names: tuple[str, ...]) -> ScoreNames:
-    """The scores of a recipe that computes them itself, the main one first.
+    Args:
+        config: the flags.
+        names: of the scores that the evaluations compute, the main one first, without the prefix "eval_".
+        undefined: those that cannot compare models on this data, and why. None: the recipe always computes `names`, so
+            --metric_name is refused.
 
     Raises:
-        UserError: --metric_name is given.
+        UserError: see above, or evaluation computes no number of that name, or it cannot compare models.
     """
-    if config.metric_name:
+    if undefined is None and config.metric_name:
         raise UserError(
             f"--metric_name {' '.join(config.metric_name)}: this recipe always computes {', '.join(names)}; leave the "
             "flag out"
         )
-    return ScoreNames(names)
+    name = (config.metric_for_best_model or names[0]).removeprefix("eval_")
+    if name not in ("loss", *names):
+        raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(('loss', *names))}")
+    if config.metric_for_best_model and undefined and name in undefined:
+        raise UserError(f"--metric_for_best_model {name} cannot tell which model is best: {undefined[name]}")
+    greater = greater_is_better(name) if config.greater_is_better is None else config.greater_is_better
+    return BestBy(f"eval_{name}", greater, tuple(f"eval_{each}" for each in names))
 
 
 def greater_is_better(name: str) -> bool:

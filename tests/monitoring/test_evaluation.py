@@ -149,12 +149,12 @@ def test_losses_and_errors_are_better_when_lower():
 
 
 def test_a_score_that_the_validation_data_leave_undefined_cannot_choose_the_best_model():
-    computed = evaluation.ScoreNames(("accuracy", "roc_auc"), {"roc_auc": "there is one class"})
-    assert evaluation.best_by(Options(), computed).name == "eval_accuracy"
-    assert not evaluation.best_by(Options(metric_for_best_model="loss"), computed).greater_is_better
+    computed = ("accuracy", "roc_auc"), {"roc_auc": "there is one class"}
+    assert evaluation.best_by(Options(), *computed).name == "eval_accuracy"
+    assert not evaluation.best_by(Options(metric_for_best_model="loss"), *computed).greater_is_better
     for name, why in {
         "roc_auc": "cannot tell which model is best: there is one class",
         "f1": "is not computed",
     }.items():
         with pytest.raises(UserError, match=f"--metric_for_best_model {name} {why}"):
-            evaluation.best_by(Options(metric_for_best_model=name), computed)
+            evaluation.best_by(Options(metric_for_best_model=name), *computed)

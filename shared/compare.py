@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 
 from shared.checkpoints.resuming import complete
-from shared.config.options import load, not_in_result, shown
+from shared.config.options import NOT_IN_RESULT, Meaning, Options, fields_with, load, shown
 from shared.errors import UserError
 from shared.monitoring.evaluation import greater_is_better
 from shared.monitoring.log import read_metrics
@@ -142,6 +142,18 @@ def settings_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
     files = [run / "config.yaml" for run in runs]
     ignored = not_in_result(*files)
     return [{name: value for name, value in load(file).items() if name not in ignored} for file in files]
+
+
+def not_in_result(*paths: Path) -> set[str]:
+    """The names of the settings that do not affect the result of any of the runs with these config.yaml.
+
+    The file of a run says it, because its recipe may be unknown here. Those of older versions do not.
+    """
+    found = set(fields_with(Options, Meaning.NOT_IN_RESULT))
+    for path in paths:
+        line = path.read_text(encoding="utf-8").partition("\n")[0]
+        found |= set(line.removeprefix(NOT_IN_RESULT).split()) if line.startswith(NOT_IN_RESULT) else set()
+    return found
 
 
 def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:

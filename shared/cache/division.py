@@ -14,11 +14,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -174,20 +173,6 @@ def blocks_folder(name: str) -> Path:
 def cores_of_process() -> int:
     """This process's equal share of the cores of its machine, at least one."""
     return max(1, len(os.sched_getaffinity(0)) // ending.local_processes())
-
-
-@contextmanager
-def opened_before_end(path: Path, distance: int) -> Iterator[IO[bytes]]:
-    """Open a file for writing at `distance` bytes before its end; afterwards, what was written is on the disk.
-
-    Several machines may write to the same file at once, each its own bytes. The file is opened for writing only, since
-    a client of NFS that reads a page may later write the whole page, with outdated bytes of other machines.
-    """
-    with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
-        file.seek(-distance, os.SEEK_END)
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def move_or_link(path: Path, folder: Path) -> None:

@@ -243,16 +243,6 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
     return np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())
 
 
-def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:
-    """Values as JSON in bytes, one in each line, so that the arrays of several blocks can be joined."""
-    return np.frombuffer("".join(json.dumps(value) + "\n" for value in values).encode(), np.uint8)
-
-
-def from_lines(path: Path) -> list[Any]:
-    """The values of a .npy file with the result of `as_lines`."""
-    return [json.loads(line) for line in np.load(path).tobytes().splitlines()]
-
-
 def mapped_file(array: np.ndarray) -> Path | None:
     """The file of an array from `read_array`; None for an array in memory."""
     return Path(array.base.filename) if isinstance(array.base, np.memmap) else None  # type: ignore[arg-type]

@@ -317,7 +317,7 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
 def save(config: Options, path: str | Path) -> None:
     """Write all settings to `path` as YAML, in field order; `parse` with --config PATH returns an equal Config.
 
-    The first lines are comments: the names that `not_in_result` returns, and the recipe for `recipe_of`.
+    The first lines are comments: the names of the settings without an effect on the result, and the recipe.
 
     The file is complete or does not exist. Settings contain no secrets: keys and tokens come from the environment.
     """
@@ -332,18 +332,6 @@ def save(config: Options, path: str | Path) -> None:
 def load(path: str | Path) -> dict[str, Any]:
     """Read the settings that `save` wrote to `path`: {field: value}, tuples as lists; UserError if that fails."""
     return command_line.read_yaml(path)
-
-
-def not_in_result(*paths: Path) -> set[str]:
-    """The names of the settings that do not affect the result of any of the runs with these config.yaml.
-
-    The file of a run says it, because its recipe may be unknown here. Those of older versions do not.
-    """
-    found = set(fields_with(Options, Meaning.NOT_IN_RESULT))
-    for path in paths:
-        line = path.read_text(encoding="utf-8").partition("\n")[0]
-        found |= set(line.removeprefix(NOT_IN_RESULT).split()) if line.startswith(NOT_IN_RESULT) else set()
-    return found
 
 
 def recipe_of(path: Path) -> Path | None:

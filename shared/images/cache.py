@@ -5,19 +5,20 @@ files or the bytes of the table are the same.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from shared.cache.division import Division, blocks_folder, cores_of_process, opened_before_end, parts_of
-from shared.cache.prepared import Arrays, as_lines, from_lines, key_digest, read_array
+from shared.cache.division import Division, blocks_folder, cores_of_process, parts_of
+from shared.cache.prepared import Arrays, key_digest, read_array
 from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
 
 CHECK_FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
@@ -143,3 +144,27 @@ def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
 def corrupt_images(folder: Path) -> list[tuple[int, str]]:
     """Return (image number, error text) of each image that could not be decoded."""
     return [(i, problem) for i, problem in from_lines(folder / "corrupt.npy")]
+
+
+@contextmanager
+def opened_before_end(path: Path, distance: int) -> Iterator[IO[bytes]]:
+    """Open a file for writing at `distance` bytes before its end; afterwards, what was written is on the disk.
+
+    Several machines may write to the same file at once, each its own bytes. The file is opened for writing only, since
+    a client of NFS that reads a page may later write the whole page, with outdated bytes of other machines.
+    """
+    with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
+        file.seek(-distance, os.SEEK_END)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:
+    """Values as JSON in bytes, one in each line, so that the arrays of several blocks can be joined."""
+    return np.frombuffer("".join(json.dumps(value) + "\n" for value in values).encode(), np.uint8)
+
+
+def from_lines(path: Path) -> list[Any]:
+    """The values of a .npy file with the result of `as_lines`."""
+    return [json.loads(line) for line in np.load(path).tobytes().splitlines()]

@@ -15,9 +15,10 @@ import runs
 from filelock import Timeout
 
 from shared.cache import division, prepared
-from shared.cache.division import Division, blocks_folder, opened_before_end, parts_of
+from shared.cache.division import Division, blocks_folder, parts_of
 from shared.cache.prepared import Unfinished, each_share, only_task
 from shared.errors import UserError
+from shared.images.cache import opened_before_end
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

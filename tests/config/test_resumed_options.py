@@ -9,6 +9,7 @@ from example_config import Config, stored
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from shared.compare import not_in_result
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, differences, load, parse, save
@@ -111,8 +112,8 @@ def test_a_saved_config_says_which_settings_do_not_affect_the_result(tmp_path: P
     recipe, own = tmp_path / "recipe.yaml", tmp_path / "own.yaml"
     save(Config(), recipe)
     save(Options(), own)
-    assert options.not_in_result(own) == fields_with(Options, Meaning.NOT_IN_RESULT)
-    assert {"tokenizer_processes", "report_to"} <= options.not_in_result(own, recipe) - options.not_in_result(own)
+    assert not_in_result(own) == fields_with(Options, Meaning.NOT_IN_RESULT)
+    assert {"tokenizer_processes", "report_to"} <= not_in_result(own, recipe) - not_in_result(own)
 
 
 # config.yaml

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from shared.config.fields import Share
 from shared.config.options import Options
-from shared.contrastive.retrieval import SCORES_AT_ONCE, Task
+from shared.contrastive.retrieval import SCORES_AT_ONCE, task_of
 from shared.contrastive.tuples import FLAG, of_columns
 from shared.errors import UserError, say
+from shared.plan.draws import Ints
 from shared.predict import predict
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
@@ -35,7 +36,6 @@ from shared.processes.starting import without_tf32
 from shared.run.command import run
 
 COLUMN = "negatives"
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +120,10 @@ def hardest_negatives(
         int64 [N, count], the numbers of the samples whose positives are the negatives; bool [N], which samples have so
         many. The numbers of the others mean nothing.
     """
-    task = Task.of_digests(*digests)
-    queries = np.searchsorted(digests[0][task.queries], digests[0])  # of each sample
-    first, end = (np.searchsorted(task.pairs[:, 0], queries, side) for side in ("left", "right"))
-    documents = positives[torch.from_numpy(task.documents).to(positives.device)]
+    query_rows, document_rows, pairs = task_of(*digests)
+    queries = np.searchsorted(digests[0][query_rows], digests[0])  # of each sample
+    first, end = (np.searchsorted(pairs[:, 0], queries, side) for side in ("left", "right"))
+    documents = positives[torch.from_numpy(document_rows).to(positives.device)]
     size, depth = len(documents), min(count, len(documents))
     numbers, enough = np.zeros((len(anchors), count), np.int64), np.zeros(len(anchors), bool)
     at_once = max(1, SCORES_AT_ONCE // size)
@@ -132,11 +132,11 @@ def hardest_negatives(
         similarity = anchors[part] @ documents.T
         of_positive = (anchors[part] * positives[part]).sum(1)
         limit = of_positive - (1 - share) * of_positive.abs()
-        own = np.concatenate([task.pairs[a:b, 1] for a, b in zip(first[part], end[part], strict=True)])
+        own = np.concatenate([pairs[a:b, 1] for a, b in zip(first[part], end[part], strict=True)])
         rows = np.arange(len(similarity)).repeat(end[part] - first[part])
         similarity[torch.from_numpy(rows), torch.from_numpy(own)] = -torch.inf
         found = similarity.masked_fill_(similarity > limit[:, None], -torch.inf).topk(depth, dim=1)
-        numbers[part, :depth] = task.documents[found.indices.cpu().numpy()]
+        numbers[part, :depth] = document_rows[found.indices.cpu().numpy()]
         enough[part] = (found.values > -torch.inf).sum(1).cpu().numpy() == count
     return numbers, enough
 

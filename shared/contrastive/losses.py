@@ -65,7 +65,7 @@ class RankingLoss:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the scores, without the prefix "eval_"; the first is the main one."""
-        return retrieval.names(self.dims)
+        return (*retrieval.NAMES, *(f"{retrieval.NAMES[0]}_dim_{dim}" for dim in self.dims))
 
     def of_samples(self, embeddings: Tensor, digests: Tensor, rows: slice = slice(None)) -> Tensor:
         """The losses of the samples `rows` of a batch, [rows].
@@ -104,10 +104,10 @@ class RankingLoss:
             accelerator: every process calls this. None: this process computes all.
             embeddings: of each of `data.texts`, normalized: the anchors and the positives [N, width], and the corpus.
         """
-        task = retrieval.Task.of_digests(*(data.digests_of(place) for place in range(len(embeddings))))
+        task = retrieval.task_of(*(data.digests_of(place) for place in range(len(embeddings))))
         anchors, documents = embeddings[0], torch.cat([*embeddings[1:]])
-        scores = retrieval.evaluate(accelerator, anchors, documents, task, self.temperature, self.dims)
-        return {f"eval_{name}": value for name, value in scores.items()}
+        found = retrieval.evaluate(accelerator, anchors, documents, task, self.temperature, self.dims)
+        return dict(zip((f"eval_{name}" for name in ("loss", *self.names)), found, strict=True))
 
 
 @dataclass(frozen=True)

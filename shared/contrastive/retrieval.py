@@ -1,16 +1,14 @@
 """Retrieval scores: how well the embedding of an anchor finds its positive among all positives of a data set."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from shared.monitoring.evaluation import gather_rows
+from shared.plan.draws import Ints
 from shared.processes.starting import without_tf32
 
 DEPTH = 10  # the scores look at the first ten results of a search
@@ -18,66 +16,59 @@ SCORES_AT_ONCE = 2**24  # similarities in memory at a time: 64 MiB
 NAMES = ("ndcg_at_10", "recall_at_10", "mrr_at_10")
 
 
-def names(dims: Sequence[int] = ()) -> tuple[str, ...]:
-    """The names of the scores that `evaluate` computes for these `dims`."""
-    return (*NAMES, *(f"{NAMES[0]}_dim_{dim}" for dim in dims))
+def task_of(anchors: Ints, positives: Ints, *corpus: Ints) -> tuple[Ints, Ints, Ints]:
+    """The retrieval task of samples whose texts have these digests, [N] each. Equal texts count once.
 
+    The texts of `corpus` are documents, too; their rows come after those of all samples.
 
-@dataclass(frozen=True)
-class Task:
-    """The queries and documents of a retrieval task, in which equal texts count once.
-
-    Attributes:
+    Returns:
         queries: int64 [queries], the row of the first sample with this anchor.
-        documents: int64 [documents], the row of the first sample with this positive; the rows of a corpus come after
-            those of all samples.
+        documents: int64 [documents], the row of the first sample with this positive.
         pairs: int64 [pairs, 2], query and document of each distinct sample, sorted: the relevant documents.
     """
-
-    queries: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    pairs: NDArray[np.int64]
-
-    @classmethod
-    def of_digests(cls, anchors: NDArray[np.int64], positives: NDArray[np.int64], *corpus: NDArray[np.int64]) -> "Task":
-        """The task of samples whose texts have these digests, [N] each; the texts of `corpus` are documents, too."""
-        _, queries, query_of = np.unique(anchors, return_index=True, return_inverse=True)
-        every = np.concatenate([positives, *corpus])
-        _, documents, document_of = np.unique(every, return_index=True, return_inverse=True)
-        relevant = document_of[: len(positives)]
-        return cls(queries, documents, np.unique(np.stack([query_of, relevant], axis=1), axis=0))
-
-    def within(self, part: slice) -> NDArray[np.int64]:
-        """The pairs of a part of the queries; their queries are counted from its first one."""
-        start, stop = np.searchsorted(self.pairs[:, 0], (part.start, part.stop))
-        return self.pairs[start:stop] - (part.start, 0)
+    _, queries, query_of = np.unique(anchors, return_index=True, return_inverse=True)
+    _, documents, document_of = np.unique(np.concatenate([positives, *corpus]), return_index=True, return_inverse=True)
+    relevant = document_of[: len(positives)]
+    return queries, documents, np.unique(np.stack([query_of, relevant], axis=1), axis=0)
 
 
 @without_tf32()
 def evaluate(
-    accelerator: Any, anchors: Tensor, positives: Tensor, task: Task, temperature: float, dims: tuple[int, ...] = ()
-) -> dict[str, float]:
+    accelerator: Any,
+    anchors: Tensor,
+    positives: Tensor,
+    task: tuple[Ints, Ints, Ints],
+    temperature: float,
+    dims: tuple[int, ...] = (),
+) -> list[float]:
     """The loss and the retrieval scores of the embeddings of all anchors and positives, [N, width] each.
 
-    The embeddings of a corpus come after those of the positives.
+    The embeddings of a corpus come after those of the positives. `task` is that of `task_of`.
 
     Every process calls this and gets the same values. Processes share the queries, in parts that do not depend on
     the number of processes. Without an `accelerator`, this process computes all of them.
 
     Returns:
         loss, the cross entropy of softmax(cosine / temperature) over all documents except the other relevant ones; the
-        scores of NAMES; and ndcg_at_10_dim_D of the first D dimensions, for each of `dims`.
+        scores of NAMES; and nDCG@10 of the first D dimensions, for each D of `dims`.
     """
+    query_rows, document_rows, pairs = task
+
+    def within(part: slice) -> Ints:
+        """The pairs of a part of the queries; their queries are counted from its first one."""
+        start, stop = np.searchsorted(pairs[:, 0], (part.start, part.stop))
+        return pairs[start:stop] - (part.start, 0)
+
     process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    count, at_once = len(task.queries), max(1, SCORES_AT_ONCE // len(task.documents))
+    count, at_once = len(query_rows), max(1, SCORES_AT_ONCE // len(document_rows))
     parts = [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)][process::processes]
     columns = []
     for dim in (anchors.shape[1], *dims):
         queries, documents = (
             F.normalize(found[torch.from_numpy(rows).to(found.device), :dim], dim=1)
-            for found, rows in ((anchors, task.queries), (positives, task.documents))
+            for found, rows in ((anchors, query_rows), (positives, document_rows))
         )
-        of_parts = [figures(queries[part] @ documents.T, task.within(part), temperature) for part in parts]
+        of_parts = [figures(queries[part] @ documents.T, within(part), temperature) for part in parts]
         columns.append(torch.cat([torch.empty(0, 4, dtype=torch.float64, device=anchors.device), *of_parts]))
     table = torch.cat(columns, dim=1)
     if accelerator:
@@ -85,11 +76,10 @@ def evaluate(
         table = gather_rows(accelerator, numbers, table, count)
     sums = table.sum(0).view(-1, 4).tolist()  # [loss, *NAMES] of each number of dimensions
     totals = [*sums[0][1:], *(ndcg for _, ndcg, *_ in sums[1:])]
-    scores = {name: total / count for name, total in zip(names(dims), totals, strict=True)}
-    return {"loss": sums[0][0] / len(task.pairs)} | scores
+    return [sums[0][0] / len(pairs), *(total / count for total in totals)]
 
 
-def figures(similarity: Tensor, pairs: NDArray[np.int64], temperature: float) -> Tensor:
+def figures(similarity: Tensor, pairs: Ints, temperature: float) -> Tensor:
     """The sum of the losses of its pairs, nDCG@10, recall@10 and MRR@10 of each query, float64 [queries, 4].
 
     Args:

@@ -46,8 +46,7 @@ def resample(monkeypatch, seen):
 
 def rank(monkeypatch, seen):
     monkeypatch.setattr(retrieval, "figures", noting(seen, retrieval.figures))
-    task = retrieval.Task.of_digests(np.arange(3), np.arange(3))
-    retrieval.evaluate(None, torch.eye(3), torch.eye(3), task, 0.05)
+    retrieval.evaluate(None, torch.eye(3), torch.eye(3), retrieval.task_of(np.arange(3), np.arange(3)), 0.05)
 
 
 def compute_the_loss(monkeypatch, seen):

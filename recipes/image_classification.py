@@ -25,7 +25,8 @@ from shared.augmentation.stochastic_depth import StochasticDepth
 from shared.config.fields import Meaning
 from shared.config.options import Rule, ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
-from shared.images.images import Images, collate, load_images
+from shared.images.images import collate, load_images
+from shared.images.sources import Images
 from shared.losses.losses import shape_of_run
 from shared.metrics.task_metrics import resolve_metrics
 from shared.models.optimizers import make_optimizer
@@ -90,12 +91,12 @@ def main(config: Config) -> dict[str, float]:
             return run.results
         train, validation, augmentation = load_data(config)
         run.check_data(train, validation)
-        metrics = resolve_metrics(config, "image_classification", train.source.names, validation.targets)
+        metrics = resolve_metrics(config, "image_classification", train.names, validation.targets)
         best_by = evaluation.best_by(config, metrics.names, metrics.undefined)
-        model = build_model(config, train.source.names)
+        model = build_model(config, train.names)
         depth = StochasticDepth(model, config.stochastic_depth, config.seed)
         model = adapt_to_device(accelerator, config, model, augmentation.geometry)
-        shape = shape_of_run(config, "classification", train.source.names, train.targets, accelerator.device)
+        shape = shape_of_run(config, "classification", train.names, train.targets, accelerator.device)
         plan = RepeatedPlan.of_run(config, accelerator, num_samples=len(train), weights=shape.sample_weights)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
@@ -108,7 +109,7 @@ def main(config: Config) -> dict[str, float]:
             losses = mixed_cross_entropy(logits, targets, binary=config.binary_cross_entropy, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
-        wrong = Mistakes(train.source.names, validation.picture)
+        wrong = Mistakes(train.names, validation.picture)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, wrong)
 
         data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
@@ -137,7 +138,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    of_batch, shape = partial(predict_batch, augmentation), (len(data), min(5, len(data.source.names)))
+    of_batch, shape = partial(predict_batch, augmentation), (len(data), min(5, len(data.names)))
     if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
         return {}
     ranked, losses, scores = found

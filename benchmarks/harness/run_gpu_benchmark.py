@@ -222,12 +222,12 @@ def random_images(config: Any) -> tuple[Any, Any, Any]:
     from shared.augmentation.augmentation import Augmentation
     from shared.images.image_models import load_geometry
     from shared.images.images import prepare
-    from shared.images.sources import Source
+    from shared.images.sources import Images
 
     rng, count, side = np.random.default_rng(0), config.global_batch_size + 8, config.decode_size
     pixels = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     names = tuple(f"class {i}" for i in range(1000))
-    whole = Source("random images", names, rng.integers(0, 1000, count), np.arange(count), arrays=pixels)
+    whole = Images("random images", names, rng.integers(0, 1000, count), np.arange(count), arrays=pixels)
     geometry = load_geometry(config)
     train = prepare(whole.take(np.arange(8, count)), config, geometry.training_square(side))
     held_out = prepare(whole.take(np.arange(8)), config, geometry.evaluation_square)

@@ -1,10 +1,12 @@
 """Sources of images with targets: scikit-learn's digits, folders of classes, or a column of a table.
 
-A source gives encoded images by number, and their targets: class ids, or numbers to be predicted. It reads an image
-only on request.
+A source gives images by number, and their targets: class ids, or numbers to be predicted. It reads an image only on
+request.
 """
 
+import base64
 import hashlib
+import io
 import json
 import os
 import unicodedata
@@ -19,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from PIL import Image
 
 from shared.cache.prepared import key_digest, mapped_file, shared_array
 from shared.datasets.labels import Labels, ProblemType
@@ -35,14 +38,15 @@ from shared.datasets.rows import (
     with_content,
 )
 from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, hold_out, limited, read_parts
-from shared.errors import UserError, about, count_of, say
+from shared.errors import UserError, about, count_of, listed, say
 from shared.images.cache import Checked, check, key_of_files
-from shared.images.decoding import Pixels
+from shared.images.decoding import CorruptImage, Pixels, Square, decode
 from shared.images.paths import EXTENSIONS, images_below, stored_names
 from shared.plan.draws import Ints
 from shared.pretrained.from_pretrained import label_order
 
 BLOCK = 1 << 16  # images whose numbers are read at once
+SHOWN = 96  # pixels per side of a picture
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -57,10 +61,11 @@ def numbers(count: int) -> Ints:
 
 
 @dataclass(frozen=True)
-class Source:
+class Images:
     """Images with targets: decoded in `arrays`, or encoded in `cells`, which may be the names of their files.
 
-    The arrays of many images are memory-mapped: see `shared_array`.
+    Once `images.prepare` has set `square`, this is a data set whose items are (uint8 [side, side, 3], aspect ratio as
+    width / height, class id or number). The arrays of many images are memory-mapped: see `shared_array`.
     """
 
     name: str  # the start of its error messages: "--train_dir photos"
@@ -74,9 +79,50 @@ class Source:
     column: str = ""  # of `table`, with the images
     labels: Labels | None = None  # the meaning of the column of the targets in `table`
     checked: Checked | None = None  # the check of `cells`
+    square: Square | None = None  # what `decode` makes of an image
+    pixels: Pixels | None = None  # uint8 [K, side, side, 3], the squares, if they are decoded already
+    aspects: NDArray[np.float32] | None = None  # [K] of `pixels`
+    places: NDArray[np.int64] | None = None  # [N] the index of each image in `pixels`
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Pixels, float, Any]:
+        if self.pixels is not None and self.aspects is not None and self.places is not None:
+            return self.pixels[self.places[i]], self.aspects[self.places[i]], self.targets[i]
+        assert self.square is not None
+        try:
+            pixels, aspect = decode(self.stored(i), self.square)
+        except CorruptImage as problem:
+            self.refuse([(i, str(problem))])
+        return pixels, aspect, self.targets[i]
+
+    def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
+        """Return what `collate` takes: a list of items, or one array per field if all images are decoded already.
+
+        The result is the same in every epoch: augmentation comes later (shared/augmentation/augmentation.py).
+        """
+        if self.pixels is None or self.aspects is None or self.places is None:
+            return [self[i] for i in samples.tolist()]
+        rows = self.places[samples]
+        return self.pixels[rows], self.aspects[rows], self.targets[samples]
+
+    def picture(self, i: int) -> dict[str, str]:
+        """Image i in its aspect ratio as {"picture": a PNG of at most SHOWN pixels per side, as a data URL}."""
+        pixels, aspect, _ = self[i]
+        size = (max(1, round(SHOWN * min(1, aspect))), max(1, round(SHOWN / max(1, aspect))))
+        how = Image.Resampling.NEAREST if len(pixels) < SHOWN else Image.Resampling.LANCZOS
+        file = io.BytesIO()
+        Image.fromarray(np.asarray(pixels)).resize(size, how).save(file, "PNG")
+        return {"picture": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
+
+    def __str__(self) -> str:
+        return f"{len(self.names)} classes: {listed(self.names, 10)}" if self.names else "with numbers to predict"
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 [N], the cost of each image: 1, which takes no memory."""
+        return np.broadcast_to(np.int64(1), len(self))
 
     def stored(self, i: int) -> Any:
         """The encoded image number `i`: bytes, or the Path of a file if there is a `folder`."""
@@ -123,6 +169,16 @@ class Source:
                 found.append((place, problem))
         return found
 
+    def refuse(self, corrupt: Sequence[tuple[int, str]]) -> None:
+        """Raise a UserError that names the first few corrupt images, if there are any."""
+        if corrupt:
+            (first, problem), *others = corrupt
+            more = f", and so are {listed([self.where(i) for i, _ in others], 3)}" if others else ""
+            raise UserError(
+                f"{self.where(first)} is corrupt ({problem}){more}: replace it, or leave such images out with "
+                "--skip_corrupt_images"
+            )
+
     def where(self, i: int) -> str:
         """The name of image number `i` in messages."""
         row = int(self.rows[i])
@@ -134,21 +190,22 @@ class Source:
         table, file = named(pa.table({"target": self.targets}), self.name), mapped_file(self.targets)
         return with_content(table, file.parent.name) if file else table
 
-    def chosen(self, selection: pa.Table) -> "Source":
+    def chosen(self, selection: pa.Table) -> "Images":
         """The source with only the images that a selection from `as_table` has."""
         if ROW_COLUMN not in selection.column_names:  # all of them
             return self
         return self.take(shared_array(lambda: map(np.asarray, selection[ROW_COLUMN].chunks), np.int64))
 
-    def take(self, places: Ints) -> "Source":
+    def take(self, places: Ints) -> "Images":
         """The source with only the images with these numbers, in ascending order."""
+        assert self.places is None  # `prepare` sets it, after the choice of images
 
         def of(values: NDArray[Any]) -> NDArray[Any]:
             return shared_array(lambda: (values[places[block]] for block in blocks(len(places))), values.dtype)
 
         return replace(self, targets=of(self.targets), rows=of(self.rows))
 
-    def ordered(self, names: tuple[str, ...]) -> "Source":
+    def ordered(self, names: tuple[str, ...]) -> "Images":
         """The same images with class ids in the order of `names`, a permutation of the class names."""
         if names == self.names:
             return self
@@ -161,7 +218,7 @@ class Source:
         return np.bincount(self.targets, minlength=len(self.names)) if self.names else np.empty(0, np.int64)
 
 
-def digits() -> Source:
+def digits() -> Images:
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, white on black."""
     from sklearn.datasets import load_digits
 
@@ -169,10 +226,10 @@ def digits() -> Source:
     pixels = np.repeat((found.images * 255 / 16).round().astype(np.uint8)[..., None], 3, axis=3)
     names = tuple(map(str, found.target_names))
     targets = found.target.astype(np.int64)
-    return Source("the embedded digits", names, targets, np.arange(len(targets)), arrays=pixels)
+    return Images("the embedded digits", names, targets, np.arange(len(targets)), arrays=pixels)
 
 
-def checked(source: Source) -> Source:
+def checked(source: Images) -> Images:
     """The source with the result of `check`; prints a line if some images have more than 8 bits per channel.
 
     Raises:
@@ -197,7 +254,7 @@ def checked(source: Source) -> Source:
     return source
 
 
-def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) -> Source:
+def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) -> Images:
     """The images in the subfolders of `folder`, one class per subfolder; `names` are the classes of the training data.
 
     Hidden files, files without an image extension and whatever is not a regular file are skipped; a line prints how
@@ -248,7 +305,7 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
                 yield np.full(block.stop - block.start, classes.index(label))
 
     of_files = {"cells": cells, "folder": root}
-    return checked(Source(name, classes, shared_array(targets, np.int64), numbers(len(cells)), **of_files))
+    return checked(Images(name, classes, shared_array(targets, np.int64), numbers(len(cells)), **of_files))
 
 
 def image_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -260,7 +317,7 @@ def image_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.struct_field(column, "path") if content.null_count == len(content) and "path" in inside else content
 
 
-def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Source:
+def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Images:
     """The images in a column of a table: bytes, paths, or the structs of bytes and path that `datasets` writes.
 
     Args:
@@ -281,10 +338,10 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
     refuse_missing(table, image_column, content.is_null(), what="image")
     given = {"cells": content, "folder": folder if is_path else None, "table": table, "column": image_column}
     targets, rows = labels.encode(table), numbers(len(table))
-    return checked(Source(source_of(table), labels.names, targets, rows, labels=labels, **given))
+    return checked(Images(source_of(table), labels.names, targets, rows, labels=labels, **given))
 
 
-def load_sources(config: Any, problem_type: ProblemType = "single_label_classification") -> tuple[Source, Source]:
+def load_sources(config: Any, problem_type: ProblemType = "single_label_classification") -> tuple[Images, Images]:
     """The training and the validation images that a config names, or the digits if it names none.
 
     Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out
@@ -294,7 +351,7 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
     Raises:
         UserError: the data cannot be read.
     """
-    validation: Source | None = None
+    validation: Images | None = None
     if config.train_dir:
         train = class_folders(config.train_dir, "--train_dir")
         if config.validation_dir:
@@ -315,7 +372,7 @@ def load_sources(config: Any, problem_type: ProblemType = "single_label_classifi
     return train.chosen(chosen[0]), validation.chosen(chosen[1])
 
 
-def from_tables(config: Any, problem_type: ProblemType) -> tuple[Source, Source | None]:
+def from_tables(config: Any, problem_type: ProblemType) -> tuple[Images, Images | None]:
     """The training and the validation images of --train_file or --dataset_name; None if there is no validation part.
 
     Paths in a column are relative to the folder of the file, or to the folder that `save_to_disk` wrote.

@@ -16,7 +16,7 @@ from shared.errors import UserError, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import collate, prepare
 from shared.images.paths import EXTENSIONS, images_below
-from shared.images.sources import Source, folder_of, load_sources, of_table
+from shared.images.sources import Images, folder_of, load_sources, of_table
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, read_rows
@@ -37,7 +37,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     source, table, scored = read_input(request, labels)
     data = prepare(source, config, geometry.evaluation_square)
     if len(data) < len(source):  # --skip_corrupt_images leaves some out
-        kept = np.isin(source.rows, data.source.rows)
+        kept = np.isin(source.rows, data.rows)
         table, scored = table.filter(pa.array(kept)), scored[kept]
     ranked = min(MOST_RANKED, labels.num_labels)
     how = Augmentation(config, geometry)
@@ -53,7 +53,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     )
 
 
-def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Mask]:
+def read_input(request: Request, labels: Labels) -> tuple[Images, pa.Table, Mask]:
     """The images to predict with their targets, the rows of the output's first columns, and which rows are scored.
 
     Raises:
@@ -76,7 +76,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Mask
     return source, without_bytes(table, column), scored
 
 
-def columns_of_run(source: Source) -> pa.Table:
+def columns_of_run(source: Images) -> pa.Table:
     """The first columns of the output for the validation images of a run."""
     if source.table is not None:
         return without_bytes(source.table.take(pa.array(source.rows)), source.column)

@@ -76,8 +76,8 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
         for data in load_images(given, EIGHT, problem):
             micro_batch = data.read_micro_batch(np.arange(len(data)), np.zeros(len(data), int))
             pixels, _, targets = zip(*micro_batch, strict=True) if isinstance(micro_batch, list) else micro_batch
-            found.append((data.digest(), data.source.rows.tolist(), np.stack(pixels).tolist(), [*map(int, targets)]))
-            arrays = data.source.rows, data.targets, *([] if data.places is None else [data.places])
+            found.append((data.digest(), data.rows.tolist(), np.stack(pixels).tolist(), [*map(int, targets)]))
+            arrays = data.rows, data.targets, *([] if data.places is None else [data.places])
             mapped.append({mapped_file(array) is not None for array in arrays})
         return found
 

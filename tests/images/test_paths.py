@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.errors import UserError
 from shared.images import paths
 from shared.images.paths import EXTENSIONS, images_below, stored_names
-from shared.images.sources import Source
+from shared.images.sources import Images
 
 
 @given(
@@ -26,7 +26,7 @@ def test_any_names_give_the_paths_of_a_list(names, root, at_once):
         patch.setattr(paths, "AT_ONCE", at_once)
         cells = stored_names(names)
     rows = np.arange(len(names))
-    source = Source("photos", (), rows, rows, cells=cells, folder=Path(root))
+    source = Images("photos", (), rows, rows, cells=cells, folder=Path(root))
     expected = [Path(root) / name for name in names]
     assert [source.stored(i) for i in rows] == expected
     assert [*source.files()] == [str(path.absolute()) for path in expected]

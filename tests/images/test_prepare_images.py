@@ -29,4 +29,4 @@ def test_training_with_the_same_flags_finds_the_images_that_two_processes_decode
     assert (len(train), len(validation)) == (32, 8)
     for data in (train, validation):
         for i in range(len(data)):
-            assert np.array_equal(data[i][0], decode(data.source.stored(i), data.square)[0])
+            assert np.array_equal(data[i][0], decode(data.stored(i), data.square)[0])

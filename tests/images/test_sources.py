@@ -27,7 +27,7 @@ def test_class_folders_are_classes_and_validation_uses_the_same_ids(tmp_path):
 @pytest.mark.parametrize("image_type", ["struct", "bytes"])
 def test_a_parquet_file_with_an_image_column_is_read(tmp_path, image_type):
     train, validation = load_images(config(train_file=tables(tmp_path, image_type)), EIGHT)
-    assert train.source.names == ("even", "odd")
+    assert train.names == ("even", "odd")
     assert (len(train), len(validation)) == (8, 2)
     for data in (train, validation):
         for pixels, _, target in (data[i] for i in range(len(data))):
@@ -51,7 +51,7 @@ def test_paths_in_a_column_are_relative_to_the_folder_of_the_file(tmp_path, monk
     given = config(train_file=str(root / f"rows.{ending}"), **columns)
     train, validation = load_images(given, EIGHT)
     expected, held_out = load_images(config(train_dir=str(root)), EIGHT)
-    assert (train.source.names, len(train), len(validation)) == (("cat", "dog"), 8, 2)
+    assert (train.names, len(train), len(validation)) == (("cat", "dog"), 8, 2)
     assert [train.digest(), validation.digest()] == [expected.digest(), held_out.digest()]
     assert [train[i][0].tolist() for i in range(8)] == [expected[i][0].tolist() for i in range(8)]
     monkeypatch.chdir(root)
@@ -73,7 +73,7 @@ def test_save_to_disk_folders_are_read_with_their_class_names(tmp_path):
     rows = datasets.Dataset.from_dict({"image": pictures, "label": [i % 2 for i in range(10)]}, features=features)
     datasets.DatasetDict({"train": rows, "validation": rows.select([1, 2])}).save_to_disk(tmp_path / "saved")
     train, validation = load_images(config(dataset_name=str(tmp_path / "saved")), EIGHT)
-    assert train.source.names == ("red", "blue")
+    assert train.names == ("red", "blue")
     assert (len(train), len(validation)) == (10, 2)
     assert [int(pixels[0, 0, 2] > 100) for pixels, *_ in (train[i] for i in range(10))] == train.targets.tolist()
 

@@ -102,7 +102,7 @@ def train_images_in_one_process():
     """A second implementation of the image recipe, for one process: ({name: parameter}, {name: running statistic})."""
     recipe = runs.load_recipe("image_classification")
     config, train, _, augmentation = runs.prepared(recipe, IMAGES)
-    model = call_recipe.with_dropout(recipe.build_model)(config, train.source.names).train()
+    model = call_recipe.with_dropout(recipe.build_model)(config, train.names).train()
     plan = Plan(
         num_samples=len(train), seed=0, global_batch_size=48, max_steps=IMAGE_STEPS, max_samples=12, num_epochs=None
     )

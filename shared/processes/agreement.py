@@ -3,6 +3,7 @@
 With differences, they would train different models, or wait for each other in different collective calls.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -27,7 +28,7 @@ from shared.processes import ending
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
 KINDS = ("setting", "version", "code")
-PRINT_AFTER = 30.0  # seconds of waiting after which one process per machine prints what it waits for
+PRINT_AFTER = 30.0  # seconds of waiting after which a process prints what it waits for
 _rounds, _names = itertools.count(), itertools.count()
 
 
@@ -79,6 +80,15 @@ def compare(store: dist.Store, place: Place, config: options.Options, device: st
     ending.unlink_file()
 
 
+def print_if_long(begun: float, what: str) -> bool:
+    """Print `what` on one process per machine if PRINT_AFTER seconds have passed since `begun`; return whether so."""
+    if time.monotonic() - begun < PRINT_AFTER:
+        return False
+    if ending.local_rank() == 0 or ending.local_processes() <= 2:
+        print(what, file=sys.stderr, flush=True)
+    return True
+
+
 def raise_if_peer_ended() -> None:
     """Raise UserError or Preempted if another process of this launch has ended."""
     if peer := ending.ended_peer():
@@ -102,28 +112,32 @@ def exchange(
         )
     inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
     keys = [f"facts-{rank}" for rank in range(place.processes)]
-    begun, prints = time.monotonic(), ending.local_rank() == 0 or ending.local_processes() <= 2
-    while not inside.check(keys):
+    begun, printed = time.monotonic(), False
+    while not wait_for_keys(inside, keys, min(1.0, seconds)):
         raise_if_peer_ended()
-        waited = time.monotonic() - begun
-        if waited >= seconds or (prints and waited >= PRINT_AFTER):
-            came = [rank for rank, key in enumerate(keys) if inside.check([key])]
-            missing = listed(sorted({*range(place.processes)} - {*came}), 8)
-            if waited >= seconds:
-                raise UserError(
-                    f"of {place.processes} processes, rank {missing} did not connect to {place.where} within "
-                    f"{seconds:g} s (rank {listed(came, 8)} did): not started, started with another MASTER_ADDR or "
-                    "MASTER_PORT or with this machine's rank, or behind a firewall; see their output"
-                )
-            print(f"waiting for rank {missing} at {place.where}: see their output", file=sys.stderr, flush=True)
-            prints = False
-        time.sleep(max(0.02, place.processes / 1000))  # so that many processes do not keep the store busy
+        came = [rank for rank, key in enumerate(keys) if inside.check([key])]
+        missing = listed(sorted({*range(place.processes)} - {*came}), 8)
+        printed = printed or print_if_long(begun, f"waiting for rank {missing} at {place.where}: see their output")
+        if time.monotonic() - begun >= seconds:
+            raise UserError(
+                f"of {place.processes} processes, rank {missing} did not connect to {place.where} within {seconds:g} s "
+                f"(rank {listed(came, 8)} did): not started, started with another MASTER_ADDR or MASTER_PORT or "
+                "with this machine's rank, or behind a firewall; see their output"
+            )
     facts = [json.loads(inside.get(key)) for key in keys]
     inside.add("read", 1)
     while place.serves and inside.add("read", 0) < place.processes and seconds > 0:
         time.sleep(0.01)  # the store ends with the process that opened it: wait until all have read it
         seconds -= 0.01
     return facts
+
+
+def wait_for_keys(store: dist.Store, keys: list[str], seconds: float) -> bool:
+    """Wait up to `seconds` until all `keys` are in the store; return whether they are."""
+    with contextlib.suppress(dist.DistError):
+        store.wait(keys, timedelta(seconds=seconds))
+        return True
+    return False
 
 
 def init_method(config: options.Options, device: str) -> str:

@@ -56,7 +56,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def machine(processes: int) -> dict[str, Any]:
-    """The processor with the instructions that torch uses, its cores, the versions of the packages, and the date."""
+    """The processor with the instructions that torch uses, its cores, the versions of Python and packages, the date."""
     import torch
 
     info = Path("/proc/cpuinfo")

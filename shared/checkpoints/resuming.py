@@ -174,7 +174,7 @@ def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_
 
     Raises:
         UserError: the model or the optimizer in the checkpoint has other shapes; a file cannot be read; or see
-            `load_weights`.
+            `load_weights` and `of_accelerate.prepared`.
     """
     try:
         load_objects(path, *of_accelerate.prepared(accelerator))

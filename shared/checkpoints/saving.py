@@ -54,7 +54,7 @@ class Saver:
     compares their digest.
 
     Raises:
-        UserError: a registered object is no module.
+        UserError: a registered object is no module, or see `of_accelerate.prepared`.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
@@ -197,7 +197,7 @@ class Saver:
         return {*frozen}, {digests.ALGORITHM: digest_of(frozen.values())} if frozen else None
 
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
-        """The tensors of the model, optimizers and registered modules, by file and name, and their plain values."""
+        """The tensors of the model, the optimizer and registered modules, by file and name, and their plain values."""
         scaler = self.accelerator.scaler
         values: Values = {"scaler": scaler.state_dict() if scaler is not None else None}
         files = {}
@@ -216,7 +216,7 @@ class Saver:
             self.poll(wait=True)
 
     def _before_update(self) -> None:
-        """Wait until the tensors that an optimizer is about to change have been copied."""
+        """Wait until the tensors that the optimizer is about to change have been copied."""
         if self.copied:
             self.copied.exception()  # `poll` reads it as well
 

@@ -61,7 +61,7 @@ def group_name(group: int) -> str:
 
 
 def names_by_group(model: nn.Module, optimizer: Any) -> list[list[str]]:
-    """The names of the parameters of each group; one of no model has a name made of its group and its place there."""
+    """The names of the parameters of each group; one that is not the model's is named by its group and its place."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return [
         [names.get(parameter, f"{group_name(i)}.parameter_{n}") for n, parameter in enumerate(group["params"])]
@@ -98,8 +98,8 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
         ValueError, RuntimeError: it belongs to another optimizer.
         OSError, SafetensorError: a file cannot be read.
     """
-    (stored,) = json.loads((path / "state.json").read_text())["optimizers"]
-    if [group["params"] for group in stored["groups"]] != names_by_group(model, optimizer):
+    stored = json.loads((path / "state.json").read_text())["optimizers"]
+    if [[group["params"] for group in each["groups"]] for each in stored] != [names_by_group(model, optimizer)]:
         raise ValueError("its optimizer has other parameters")
     state = optimizer_state_dict(path)
     parameters = [parameter for group in inner(optimizer).param_groups for parameter in group["params"]]
@@ -120,7 +120,7 @@ def laid_out(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def load_model(model: nn.Module, file: Path, may_lack: Collection[str] = ()) -> None:
-    """Load a model from its file, which may lack some parameters, and has one name of tied ones.
+    """Load a model from its file, which may lack some parameters, and has tied tensors, which share memory, only once.
 
     Raises:
         RuntimeError: the file lacks other parameters of the model, has others, or has other shapes.

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 
 
 def prepared(accelerator: Any) -> tuple[nn.Module, Any, list[Any]]:
@@ -14,16 +14,18 @@ def prepared(accelerator: Any) -> tuple[nn.Module, Any, list[Any]]:
     the config and the step: Accelerate must not have prepared any (`_schedulers`, `_dataloaders`).
 
     Raises:
-        UserError: several models or optimizers are prepared.
+        UserError: not exactly one model and one optimizer are prepared.
     """
     assert not accelerator._schedulers
     assert not accelerator._dataloaders
-    if len(accelerator._models) != 1 or len(accelerator._optimizers) != 1:
+    models, optimizers = accelerator._models, accelerator._optimizers
+    if (len(models), len(optimizers)) != (1, 1):
+        found = f"{count_of(len(models), 'model')} and {count_of(len(optimizers), 'optimizer')}"
         raise UserError(
-            "a run has one prepared model and one prepared optimizer: make one module of several models, and one "
+            f"{found} are prepared, but a run has one of each: make one module of several models, and one "
             "ChainedOptimizers (shared/models/optimizers.py) of several optimizers"
         )
-    return accelerator._models[0], accelerator._optimizers[0], accelerator._custom_objects
+    return models[0], optimizers[0], accelerator._custom_objects
 
 
 def set_ddp_handler(accelerator: Any, handler: Any) -> None:

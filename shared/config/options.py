@@ -317,7 +317,8 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
 def save(config: Options, path: str | Path) -> None:
     """Write all settings to `path` as YAML, in field order; `parse` with --config PATH returns an equal Config.
 
-    The first lines are comments: the names of the settings without an effect on the result, and the recipe.
+    The first lines are comments: the names of the settings without an effect on the result, for `shared.compare`, and
+    the recipe, for `recipe_of`.
 
     The file is complete or does not exist. Settings contain no secrets: keys and tokens come from the environment.
     """

@@ -103,7 +103,7 @@ def converted(table: pa.Table, convert: Callable[[pa.Table], pa.Table], *key: ob
     """
     if not content_of(table):
         return with_content(convert(numbered(table)).replace_schema_metadata(table.schema.metadata), None)
-    content = key_digest(FORMAT, content_of(table), *key)
+    content = key_digest(FORMAT, "without a count", content_of(table), *key)  # older versions also read a count
 
     def build(folder: Path) -> None:
         _write(folder, lambda: [map(convert, blocks_of(table))], [""])

@@ -30,7 +30,7 @@ def unpack_before_head(model: Any) -> bool:
         return output
 
     hook = layers.register_forward_hook(put_into_rows, with_kwargs=True, prepend=True)
-    exact = packing_is_exact(model)
+    exact = packing_is_exact(model, in_rows=True)
     if not exact:
         hook.remove()
     return exact

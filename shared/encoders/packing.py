@@ -52,7 +52,8 @@ class Packing:
     def __call__(self, rows: Rows | list[Item]) -> dict[str, Any]:
         """`arguments`, token_type_ids [1, T] if there are any, and labels [texts, …].
 
-        If single tokens have targets: labels [n], and these tokens in `documents`; attention_mask is left out.
+        If single tokens have targets: labels [n], and these tokens in `documents`. Otherwise the model has a head that
+        gets rows: attention_mask [texts, longest].
         """
         lengths, ids, types, targets, masked = rows if isinstance(rows, tuple) else joined(rows)
         batch = self.arguments(ids, lengths)
@@ -60,32 +61,35 @@ class Packing:
             batch["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
         if targets is not None:
             batch["labels"] = torch.from_numpy(targets)
-        if masked is not None:
+        if masked is None:
+            batch["attention_mask"] = mask_of_rows(lengths)
+        else:
             ends = np.searchsorted(masked, batch["documents"].ends.numpy()).astype(np.int32)
             of_masked = Documents(torch.from_numpy(ends), int(np.diff(ends).max()), torch.from_numpy(masked))
             batch["documents"] = batch["documents"]._replace(masked=of_masked)
-            del batch["attention_mask"]
         return batch
 
     def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
         """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
 
-        input_ids and position_ids [1, T], the `Documents`, and attention_mask [documents, longest] for heads that
-        compute the mean of all tokens.
+        input_ids and position_ids [1, T], and the `Documents`.
         """
-        real = np.arange(int(lengths.max())) < lengths[:, None]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
         return {
             "input_ids": torch.from_numpy(tokens.astype(np.int64, copy=False))[None],
             "position_ids": torch.from_numpy(positions)[None],
             "documents": Documents(torch.from_numpy(ends.astype(np.int32)), int(lengths.max())),
-            "attention_mask": torch.from_numpy(real.astype(np.int64)),
         }
 
 
-def packing_is_exact(model: Any) -> bool:
-    """Whether packed documents have the same outputs as each one alone.
+def mask_of_rows(lengths: NDArray[np.int64]) -> Tensor:
+    """int64 [texts, longest]: 1 for each token. A head needs it that computes the mean of all tokens of a text."""
+    return torch.from_numpy((np.arange(int(lengths.max())) < lengths[:, None]).astype(np.int64))
+
+
+def packing_is_exact(model: Any, in_rows: bool = False) -> bool:
+    """Whether packed documents have the same outputs as each one alone; with `in_rows`, the head of a model gets rows.
 
     A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
     MobileBERT, each token also uses the embeddings of its neighbours. The packed attention is never causal.
@@ -97,6 +101,7 @@ def packing_is_exact(model: Any) -> bool:
     rows = torch.from_numpy(tokens).split(lengths.tolist())
     alone = [outputs_of(model, {"input_ids": ids[None]}) for ids in rows]
     packed = Packing.for_model(model.config).arguments(tokens, lengths)
+    packed |= {"attention_mask": mask_of_rows(lengths)} if in_rows else {}
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = [  # each output is [1, T, ...] of packed tokens, or has one row for each document

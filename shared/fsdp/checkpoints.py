@@ -81,7 +81,7 @@ class ShardedSaver(Saver):
 
 
 def is_in(path: Path) -> bool:
-    """Whether a checkpoint was saved from sharded models."""
+    """Whether a checkpoint was saved from a sharded model."""
     return (path / MODEL).is_dir()
 
 

@@ -191,13 +191,13 @@ class Images:
         return with_content(table, file.parent.name) if file else table
 
     def chosen(self, selection: pa.Table) -> "Images":
-        """The source with only the images that a selection from `as_table` has."""
+        """Only the images that a selection from `as_table` has."""
         if ROW_COLUMN not in selection.column_names:  # all of them
             return self
         return self.take(shared_array(lambda: map(np.asarray, selection[ROW_COLUMN].chunks), np.int64))
 
     def take(self, places: Ints) -> "Images":
-        """The source with only the images with these numbers, in ascending order."""
+        """Only the images with these numbers, in ascending order."""
         assert self.places is None  # `prepare` sets it, after the choice of images
 
         def of(values: NDArray[Any]) -> NDArray[Any]:

@@ -128,7 +128,8 @@ def best_by(config: Options, names: Sequence[str], undefined: Mapping[str, str] 
             --metric_name is refused.
 
     Raises:
-        UserError: see above, or evaluation computes no number of that name, or it cannot compare models.
+        UserError: --metric_name is given and `undefined` is None; --metric_for_best_model is not computed, or cannot
+            compare models on this data.
     """
     if undefined is None and config.metric_name:
         raise UserError(

@@ -57,7 +57,7 @@ class Plan:
     padded: Callable[[Ints], Ints] = lambda lengths: lengths
     """The tokens that samples take when each is padded on its own, as a function of their lengths [n] that never
     decreases."""
-    longest: int | None = None  # the longest sample, if it is known; None: it is searched for, if there is a budget
+    longest: int | None = None  # number of the longest sample; None: it is searched for, if there is a budget
     weights: Any = None
     """Each sample's share of the loss normalizer, such as its masked tokens: an array [N], or anything that gives those
     of some samples when indexed with them; None: 1 each."""
@@ -77,7 +77,8 @@ class Plan:
     first_processes: int = field(default=1, init=False)
     """The processes of the first launch: each step has at least as many micro-batches, so a run that resumes on fewer
     has the same ones, and the same dropout and batch norm. `TrainingRun` sets it."""
-    depends_on_processes: str = field(default="", init=False)  # why the result depends on them besides the cut
+    depends_on_processes: str = field(default="", init=False)
+    """Why the result depends on the number of processes, apart from the cut."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.lengths is None:

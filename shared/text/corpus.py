@@ -92,6 +92,8 @@ def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tup
     """
     tables = [corpus.documents(source) for corpus in corpora]
     if len(tables) == 1:
+        if tables[0].num_rows < 2:
+            raise UserError(f"{source} has one document: add documents, to train and to validate on")
         tables = [*hold_out(tables[0], config.validation_split_percentage, config.seed)]
     train, validation = limited((tables[0], tables[1]), config)
     return (corpora[0], train), (corpora[-1], validation)

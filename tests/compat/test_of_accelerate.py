@@ -30,7 +30,7 @@ def test_prepared_and_registered_objects_are_listed(accelerator):
     accelerator.register_for_checkpointing(other)
     assert found == (model, optimizer, [other]), f"{ACCELERATE}: _models, _optimizers or _custom_objects is another"
     accelerator.prepare(nn.Linear(1, 1))
-    with pytest.raises(UserError, match="one prepared model"):
+    with pytest.raises(UserError, match="2 models and 1 optimizer are prepared"):
         of_accelerate.prepared(accelerator)
 
 

@@ -10,8 +10,8 @@ sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
     "diabetes": (40, 6_750),
-    "nlp": (94, 14_600),
-    "mlm": (94, 14_650),
+    "nlp": (94, 14_650),
+    "mlm": (94, 14_700),
     "token_classification": (93, 14_550),
     "embeddings": (95, 14_700),
     "image_classification": (97, 15_120),

@@ -146,7 +146,10 @@ def read_state(path: Path) -> State:
 def load_tensors(path: Path, model: nn.Module, optimizer: Any, registered: list[nn.Module]) -> None:
     """Load each file of a checkpoint into the object that it was saved from."""
     for file, module in modules_by_file(model, registered).items():
-        load_weights(module, path, file)
+        if module is model:
+            load_weights(model, path, file)
+        else:
+            load_model(module, path / file)
     load_optimizer(path, model, optimizer)
 
 

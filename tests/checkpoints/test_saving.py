@@ -14,6 +14,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.staging import Staging
 from shared.checkpoints.states import digest_of, frozen_parameters
+from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
@@ -253,10 +254,11 @@ def half_frozen():
 
 @pytest.fixture
 def checkpoint(request, accelerator, tmp_path):
-    """A checkpoint of a model whose first layer is frozen."""
+    """A checkpoint of a model whose first layer is frozen, and of a registered module that is frozen."""
     config = TextOptions(model_name_or_path="base", output_dir=str(tmp_path))
     model = half_frozen()
     accelerator.prepare(model, make_optimizer(model, config))
+    accelerator.register_for_checkpointing(nn.Linear(2, 2).requires_grad_(False))
     saver = Saver(accelerator, config, PLAN)
     saver.in_background = getattr(request, "param", True)
     saver.save(Progress(step=2), {})
@@ -291,6 +293,14 @@ def test_other_frozen_weights_are_refused(checkpoint):
         model[0].bias[1] += 1e-6
     with pytest.raises(UserError, match="belongs to a run with other frozen weights: --model_name_or_path must name"):
         resuming.load_weights(model, checkpoint, "model.safetensors")
+
+
+def test_a_registered_module_is_loaded_with_its_frozen_parameters(checkpoint, accelerator):
+    weight = of_accelerate.prepared(accelerator)[2][0].weight
+    expected = weight.clone()
+    weight.zero_()
+    resuming.load(accelerator, checkpoint)
+    assert torch.equal(weight, expected)
 
 
 def test_a_file_without_a_trained_parameter_or_with_an_unknown_one_is_refused(checkpoint):

@@ -210,14 +210,11 @@ def test_flash_attention_compiles_to_one_kernel_for_each_pass():
 
 
 @pytest.mark.parametrize(
-    ("kind", "packed"),
+    ("kind", "packed"),  # an ESM multiplies its embeddings by an attention mask, which it gets in padded rows only
     [("bert", True), ("eurobert", True), ("esm", True), ("mobilebert", False), ("deberta-v2", False)],
 )
 def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
-    """EuroBERT shares keys among heads. MobileBERT takes our attention, but its tokens also see their neighbours.
-
-    An ESM multiplies its embeddings by an attention mask, which it does not get for masked tokens.
-    """
+    """EuroBERT shares keys among heads. MobileBERT takes our attention, but its tokens also see their neighbours."""
     model = tiny(kind, num_key_value_heads=1, head_dim=16, intra_bottleneck_size=32)
     assert packing_is_exact(model) == packed
     assert model.config._attn_implementation in ("sdpa", "eager")

@@ -242,8 +242,7 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
 def check(config: Options) -> None:
     """Raise UserError for values, or combinations of values, that are wrong for any data and on any machine."""
     config_class: type = type(config)
-    limits = limits_of(config_class)
-    given = {}
+    limits, given = limits_of(config_class), {}
     for name, kind in command_line.kinds_of(config_class).items():
         value = getattr(config, name)
         if not kind.accepts(value):

@@ -136,9 +136,9 @@ def best_by(config: Options, names: Sequence[str], undefined: Mapping[str, str] 
             f"--metric_name {' '.join(config.metric_name)}: this recipe always computes {', '.join(names)}; leave the "
             "flag out"
         )
-    name = (config.metric_for_best_model or names[0]).removeprefix("eval_")
-    if name not in ("loss", *names):
-        raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(('loss', *names))}")
+    known, name = ("loss", *names), (config.metric_for_best_model or names[0]).removeprefix("eval_")
+    if name not in known:
+        raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(known)}")
     if config.metric_for_best_model and undefined and name in undefined:
         raise UserError(f"--metric_for_best_model {name} cannot tell which model is best: {undefined[name]}")
     greater = greater_is_better(name) if config.greater_is_better is None else config.greater_is_better

@@ -62,10 +62,10 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
         rows = max(1, math.ceil(len(panels) / columns))
         last_step = max([1, *(line["step"] for line in lines)])
         with style.context(STYLE):
-            layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
-            figure = Figure(figsize=(COLUMN * columns, 2.5 * rows), dpi=150, layout=layout)
+            figure = Figure(figsize=(COLUMN * columns, 2.5 * rows), dpi=150)
             for position, panel in enumerate(panels, start=1):
                 draw_panel(figure.add_subplot(rows, columns, position), panel, last_step)
+            ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08).execute(figure)  # inches; an argument would draw it twice
             figure.savefig(picture)
 
 

@@ -1,12 +1,14 @@
 """The shipped metrics equal their definitions, also where scikit-learn or SciPy would warn or refuse."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from shared.metrics.functions import SHIPPED
 
@@ -29,13 +31,33 @@ SCORES = st.tuples(st.integers(1, 20), st.integers(2, 4)).flatmap(
 )
 
 
-# The other metrics are calls of scikit-learn and SciPy: tests/recipes/test_tasks.py has them.
 @settings(max_examples=25)
 @given(SCORES)
 def test_the_area_under_the_curve_equals_its_definition(pair: tuple[np.ndarray, np.ndarray]) -> None:
     value = SHIPPED["roc_auc"](*pair)
     assert value == pytest.approx(pairs_in_order(*pair), abs=1e-12, nan_ok=True)
     assert type(value) is float
+
+
+ROWS = st.tuples(st.integers(1, 20), st.integers(1, 4)).flatmap(
+    lambda shape: hnp.arrays(np.int64, (2, *shape), elements=st.integers(0, 1))
+)
+
+
+# Metrics that are calls of scikit-learn and SciPy: tests/recipes/test_tasks.py has them.
+@given(ROWS)
+def test_counts_of_classes_and_labels_equal_scikit_learn(pair: np.ndarray) -> None:
+    """Rows of labels, and class ids that are the number of their labels."""
+    for predictions, references in (pair, pair.sum(2)):
+        f1 = partial(f1_score, references, predictions, zero_division=0.0)
+        assert SHIPPED["accuracy"](predictions, references) == accuracy_score(references, predictions)
+        if predictions.shape[1:] != (1,):  # one column is class ids for scikit-learn
+            assert SHIPPED["macro_f1"](predictions, references) == pytest.approx(f1(average="macro"), abs=1e-12)
+    assert SHIPPED["micro_f1"](*pair) == f1_score(*pair[::-1].reshape(2, -1), zero_division=0.0)
+    ids = pair.sum(2)
+    if np.ptp(ids):
+        expected = matthews_corrcoef(*ids[::-1])
+        assert SHIPPED["matthews_correlation"](*ids) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["matthews_correlation", "pearson", "spearman"])

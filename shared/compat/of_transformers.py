@@ -1,11 +1,7 @@
-"""Private interfaces of transformers: the attention of a model, and the initialization of new weights."""
+"""Private interfaces of transformers: the attention of a model."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
-
-import torch
-
-from shared.errors import UserError
 
 
 def attention_name(config: Any) -> str | None:
@@ -30,24 +26,3 @@ def sdpa_mask() -> Callable[..., Any]:
     from transformers.masking_utils import sdpa_mask
 
     return sdpa_mask
-
-
-def draw_anew(model: Any, names: Collection[str]) -> None:
-    """`_is_hf_initialized` of tensors and modules: draw these parameters anew, as transformers draws missing ones.
-
-    Raises:
-        UserError: this version of transformers draws other parameters, or none.
-    """
-    tensors = dict((*model.named_parameters(), *model.named_buffers()))
-    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        tensor._is_hf_initialized = name not in names
-    for name in names:
-        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False
-    model.initialize_weights()
-    drawn = {name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])}
-    if not drawn or not drawn <= set(names):
-        raise UserError(
-            "a new last layer for other labels cannot be drawn with this version of transformers: install the versions "
-            "of requirements.txt"
-        )

@@ -9,7 +9,7 @@ from shared.encoders.adapters import add_adapters
 from shared.encoders.attention import attend, use_cpu_dropout
 from shared.errors import UserError
 from shared.models.linear_layers import use_fast_products
-from shared.models.transformers_models import check_names
+from shared.models.transformers_models import check_loads
 from shared.options.data_options import ModelOptions
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.processes.starting import without_tf32
@@ -25,9 +25,9 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
     """Adapt the model to its device and the flags; call it before creating the optimizer and `prepare`.
 
     Raises:
-        UserError: see `check_names`, `add_adapters`, `use_activation_dtype` and `compile_layers`.
+        UserError: see `check_loads`, `add_adapters`, `use_activation_dtype` and `compile_layers`.
     """
-    check_names(model)
+    check_loads(model)
     shorten_last_layer(model)
     attend_to_all(accelerator, model)
     if accelerator.device.type == "cuda":

@@ -13,7 +13,7 @@ from shared.images.decoding import Geometry
 from shared.models.batch_norm import synchronize
 from shared.models.linear_layers import use_fast_products
 from shared.models.trainable import backbone
-from shared.models.transformers_models import check_names
+from shared.models.transformers_models import check_loads
 from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
@@ -201,13 +201,13 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
     `geometry`.
 
     Raises:
-        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_activation_dtype` and
+        UserError: see `check_loads`, `require_logits`, `batch_norm.synchronize`, `use_activation_dtype` and
             `compile_layers`; or --cudnn_benchmark has no effect.
     """
     if geometry and config.model_name_or_path:
         for size in {geometry.size, config.train_image_size or geometry.size}:
             require_logits(model, size, f"--model_name_or_path {config.model_name_or_path}")
-    check_names(model)
+    check_loads(model)
     shorten_last_layer(model)
     if config.sync_batchnorm:
         model = synchronize(accelerator, model)

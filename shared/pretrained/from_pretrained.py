@@ -8,7 +8,6 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from shared.compat import of_transformers
 from shared.errors import UserError, about, listed, say
 from shared.extras.hub import FLAG, require_model
 
@@ -121,8 +120,10 @@ def load_classifier(
     model.knows_labels = not (missing or lost or (other and not are_placeholders(stored)))
     given = f"--model_name_or_path {name}"
     if not missing and not model.knows_labels:
-        if not lost:
-            of_transformers.draw_anew(model, last)
+        if not lost:  # transformers draws the weights that a state dict lacks
+            kept = {key: value for key, value in model.state_dict().items() if key not in last}
+            model = type(model).from_pretrained(None, config=model.config, state_dict=kept, dtype=torch.float32)
+            model.knows_labels = False
         say(
             f"{given} has a head for {len(stored)} labels ({listed(stored)}), but the data have {len(names)} "
             f"({listed(names)}): {' and '.join(last)} are new"

@@ -1,14 +1,10 @@
 """The installed transformers has the private interfaces that we use; without one a run is slower, not wrong."""
 
-import copy
-
-import pytest
 import torch
 import transformers
 from transformers import BertConfig, BertForSequenceClassification, masking_utils
 
 from shared.compat import of_transformers
-from shared.errors import UserError
 
 TRANSFORMERS = f"transformers {transformers.__version__}"
 
@@ -42,24 +38,3 @@ def test_sdpa_mask_returns_a_mask_where_omitting_it_is_forbidden():
     mask = of_transformers.sdpa_mask()(attention_mask=ones, **size, **never)
     assert mask is not None, f"{TRANSFORMERS}: sdpa_mask omits a mask; used so that the host does not wait"
     assert mask.all()
-
-
-def test_only_the_named_parameters_are_drawn_anew():
-    model = bert()
-    before = copy.deepcopy(model.state_dict())
-    of_transformers.draw_anew(model, ["classifier.weight", "classifier.bias"])
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    # The bias is zero before and after.
-    assert changed == {"classifier.weight"}, f"{TRANSFORMERS}: _is_hf_initialized does not protect weights"
-
-
-@pytest.mark.parametrize("drawn", [[], ["bert.pooler.dense.weight", "classifier.weight"]])
-def test_drawing_no_parameters_or_others_than_named_is_an_error(monkeypatch, drawn):
-    def draw(model):
-        for name in drawn:
-            model.get_parameter(name).data.normal_()
-
-    model = bert()
-    monkeypatch.setattr(type(model), "initialize_weights", draw)
-    with pytest.raises(UserError, match="cannot be drawn with this version"):
-        of_transformers.draw_anew(model, ["classifier.weight", "classifier.bias"])

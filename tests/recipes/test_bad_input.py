@@ -92,7 +92,7 @@ def test_a_model_of_which_from_pretrained_would_not_load_a_weight_is_refused(tra
 
     monkeypatch.setattr(nlp, "build_model", build_with_an_added_layer)
     message = refusal(train, tmp_path)
-    assert "has added.bias (2 weights differ) could be exported, but from_pretrained would not load it" in message
+    assert "with the weights that are trained (2 unexpected (added.bias)): build_model must return" in message
 
 
 def test_an_upload_that_cannot_succeed_is_refused_before_training(train, monkeypatch, tmp_path):

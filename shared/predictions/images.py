@@ -1,5 +1,6 @@
 """Predictions of an image classifier, or of regression on images, for a folder of images or a column of a file."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ import pyarrow as pa
 from shared.augmentation.augmentation import Augmentation
 from shared.datasets.labels import Labels
 from shared.datasets.rows import is_text, named
-from shared.errors import UserError, count_of, listed
+from shared.errors import UserError, about, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import collate, prepare
 from shared.images.paths import EXTENSIONS, images_below
@@ -79,10 +80,11 @@ def read_input(request: Request, labels: Labels) -> tuple[Images, pa.Table, Mask
 def columns_of_run(source: Images) -> pa.Table:
     """The first columns of the output for the validation images of a run."""
     if source.table is not None:
-        return without_bytes(source.table.take(pa.array(source.rows)), source.column)
+        return without_bytes(source.table, source.column).take(pa.array(source.rows))
     classes = pa.array(source.names).take(pa.array(source.targets))
     if source.folder:
-        places = {FILE_COLUMN: pa.array([str(source.stored(i)) for i in range(len(source))])}
+        files = (os.fsencode(source.stored(i)).decode(errors="replace") for i in range(len(source)))
+        places = {FILE_COLUMN: pa.array(files)}
     else:
         places = {NUMBER_COLUMN: pa.array(source.rows)}
     return named(pa.table(places | {LABEL_COLUMN: classes}), source.name)
@@ -92,7 +94,7 @@ def table_of_folder(folder: Path, labels: Labels) -> pa.Table:
     """The images of a folder and its subfolders, in the order of their paths; their labels are the subfolders, if any.
 
     Raises:
-        UserError: there is no image.
+        UserError: there is no image, or a name is not UTF-8, as the output is.
     """
     name = f"FILE {folder}"
     inside = [*images_below(folder, name, Counter[str]())]
@@ -100,7 +102,8 @@ def table_of_folder(folder: Path, labels: Labels) -> pa.Table:
         raise UserError(f"{name} has no image ({', '.join(EXTENSIONS)}): give a folder of images")
     classes = [path.partition("/")[0] if "/" in path else None for path in inside]
     columns = {FILE_COLUMN: inside} | ({LABEL_COLUMN: classes} if {*classes} & {*labels.names} else {})
-    return named(pa.table(columns), name)
+    with about(name):
+        return named(pa.table(columns), name)
 
 
 def without_bytes(table: pa.Table, image_column: str) -> pa.Table:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from shared.datasets.label_columns import FLAG
+from shared.datasets.label_columns import FLAG, is_list
 from shared.datasets.labels import KINDS, Labels
 from shared.datasets.rows import column_of, missing, numbered
 from shared.errors import UserError, say
@@ -163,8 +163,8 @@ def as_in_table(labels: Labels, table: pa.Table) -> Labels:
     numbers = tuple(map(str, range(len(labels.names))))
     if are_placeholders(labels.names):
         return replace(labels, values=numbers, named=True)
-    is_list = labels.kind == "multi_label" and pa.types.is_list(table.schema.field(labels.column).type)
-    if is_list and labels.delimiter is None and labels.names == numbers:
+    in_lists = labels.kind == "multi_label" and is_list(table.schema.field(labels.column).type)
+    if in_lists and labels.delimiter is None and labels.names == numbers:
         widths = pc.list_value_length(table[labels.column]).drop_null()
         return replace(labels, vectors=bool(pc.all(pc.equal(widths, len(numbers))).as_py()))
     return labels

@@ -129,7 +129,7 @@ def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
     assert of_file["eval_mrr_at_10"] > reported["eval_mrr_at_10"]  # belongs to the data of the run
     flags = ["--corpus_file", corpus, "--predictions_file", tmp_path / "both.parquet"]
     assert predict_file(run, pairs[1], *flags) == pytest.approx(reported, rel=1e-4)
-    with_negatives = [list(row.values()) + ["a negative"] for row in read_csv(pairs[1])]
+    with_negatives = [[*row.values(), "a negative"] for row in read_csv(pairs[1])]
     file = write_csv(tmp_path / "negatives.csv", ("anchor", "positive", "negative"), with_negatives)
     flags[3:] = [tmp_path / "three.parquet", "--text_column_names", "anchor", "positive", "negative"]
     assert predict_file(run, file, *flags) == pytest.approx(reported, rel=1e-4)

@@ -1,6 +1,7 @@
 """`python -m shared.predict` for images: folders, columns of paths and of bytes, equal to transformers' pipeline."""
 
 import io
+import os
 import shutil
 
 import numpy as np
@@ -122,7 +123,10 @@ def test_bad_input_is_one_line(trained, digits, tmp_path):
     (tmp_path / "new" / "1").mkdir()
     for name in ("cat", "1"):
         Image.new("RGB", (16, 16)).save(tmp_path / "new" / name / "a.png")
+    (tmp_path / "latin 1").mkdir()
+    shutil.copy(tmp_path / "new/1/a.png", tmp_path / "latin 1" / os.fsdecode(b"caf\xe9.png"))
     for words, expected in (
+        ([tmp_path / "latin 1"], "latin 1: 'utf-8' codec can't encode character '\\udce9'"),
         ([tmp_path / "empty"], "empty has no image"),
         ([tmp_path / "new"], "a label in label that training does not have (unknown: cat"),
     ):

@@ -14,7 +14,9 @@ from runs import refusal
 from sklearn.metrics import f1_score
 
 from shared import predict
+from shared.datasets.labels import Labels
 from shared.predictions import parts
+from shared.predictions.labels import as_in_table
 
 MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
 
@@ -138,6 +140,12 @@ def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_pa
     assert predict_file(folder, tmp_path / "new.csv", *flags, "--label_delimiter", "|") == pytest.approx(scores)
     of_csv = [row["prediction"] for row in read_csv(folder / "predictions/new.csv")]
     assert of_csv == ["|".join(row["prediction"]) for row in found]
+
+
+@pytest.mark.parametrize("of", [pa.list_, pa.large_list, lambda number: pa.list_(number, 2)])
+def test_lists_of_0_and_1_are_recognized_in_lists_of_any_kind(of):
+    table = pa.table({"tags": pa.array([[0, 1], [1, 0]], of(pa.int64()))})
+    assert as_in_table(Labels("multi_label", "tags", ("0", "1")), table).vectors
 
 
 def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alone, rows, texts, tmp_path):

@@ -17,12 +17,14 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
+from shared.checkpoints.progress import BestBy
 from shared.checkpoints.resuming import complete
 from shared.config.options import NOT_IN_RESULT, Meaning, Options, fields_with, load, shown
 from shared.errors import UserError
@@ -314,15 +316,15 @@ def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:
         UserError: the run has not been evaluated, or is not finished.
     """
     lines = read_metrics(run / "metrics.jsonl")
-    evaluations = [line for line in lines if "eval_loss" in line]
+    evaluations: list[Any] = [line for line in lines if "eval_loss" in line]
     if not evaluations or "train_runtime" not in lines[-1]:
         raise UserError(f"{run}: the run is not finished; start it again to resume, or leave it out")
     chosen = evaluations[-1]
     if settings.get("load_best_model_at_end"):
         name = str(settings["metric_for_best_model"]).removeprefix("eval_")
         greater = settings.get("greater_is_better")
-        best = max if (greater_is_better(name) if greater is None else greater) else min
-        chosen = best(evaluations, key=lambda line: line[f"eval_{name}"])
+        best_by = BestBy(f"eval_{name}", greater_is_better(name) if greater is None else greater)
+        chosen = reduce(lambda best, line: line if best_by.improves(line, best) else best, evaluations)
     return {name: float(value) for name, value in chosen.items() if name.startswith("eval_")}
 
 

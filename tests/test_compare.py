@@ -199,7 +199,7 @@ def test_runs_that_differ_only_in_their_seed_share_a_row(make_run, capsys):
 
 def test_the_result_is_that_of_the_best_model_if_the_run_exports_it(make_run, capsys):
     best = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "greater_is_better": None}
-    runs = [make_run(f"a{seed}", accuracies=(0.9, 0.8), seed=seed, **best) for seed in range(2)]
+    runs = [make_run(f"a{seed}", accuracies=(math.nan, 0.9, 0.8), seed=seed, **best) for seed in range(2)]
     assert table(capsys, *runs)[1][1] == ["2", "0 1", "0.1 ± 0", "0.9 ± 0"]
 
 

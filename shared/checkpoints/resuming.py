@@ -186,7 +186,7 @@ def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_
     except torch.OutOfMemoryError:
         raise
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
         raise UserError(
             f"{path} cannot be loaded into this model ({reason}): it was saved by other code or another version of "
             "transformers, or a file can no longer be read; restore that, or begin a new run in another --output_dir, "

@@ -6,7 +6,8 @@ that no step waits for the host.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,8 +149,7 @@ class Monitor:
             self._sum_up()
             in_a_row = self.skipped if self.skipped == last_step else max(in_a_row, self.most_in_a_row)
         if in_a_row >= MAX_SKIPPED_IN_A_ROW or 0 < in_a_row == last_step:
-            saved = resuming.complete(output_dir).values()
-            good = [path for path in saved if not resuming.read_state(path)["monitor"]["in_a_row"]]
+            good = filter(after_finite_update, resuming.complete(output_dir).values())
             raise UserError(
                 f"the gradients of {in_a_row} steps in a row were not finite, and their updates were "
                 "skipped: lower --learning_rate, or use --mixed_precision bf16 or no; last good checkpoint: "
@@ -274,3 +274,10 @@ class Monitor:
             self.tokens += int(lengths.sum())
             self.tokens_squared += int((lengths**2).sum())
         self.fed = []
+
+
+def after_finite_update(checkpoint: Path) -> bool:
+    """Whether a checkpoint was saved after a finite update; False if it cannot be read, or has just been removed."""
+    with suppress(OSError, ValueError):
+        return not resuming.read_state(checkpoint)["monitor"]["in_a_row"]
+    return False

@@ -47,6 +47,9 @@ def run(
         config = parse(config_class)
         signals.listen(None if config.dry_run else config.output_dir, exit_now, ending.peer_failed)
         main(config)
+    except SystemExit:  # --help
+        ending.unlink_file()
+        raise
     except Preempted:
         exit_now(signals.EXIT_PREEMPTED)
     except UserError as error:

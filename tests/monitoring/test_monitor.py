@@ -171,12 +171,13 @@ def skip(watch, pattern):
 def test_ten_skipped_updates_in_a_row_end_the_run_and_name_the_last_good_checkpoint(
     accelerator, tmp_path, already_read
 ):
-    for step in (3, 20):
+    for step in (3, 20, 25):
         folder = tmp_path / f"checkpoints/step_{step:08d}"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
         in_a_row = 2 if step == 20 else 0  # saved during the ten skipped updates
-        (folder / "state.json").write_text(json.dumps({"monitor": {"in_a_row": in_a_row}}))
+        content = json.dumps({"monitor": {"in_a_row": in_a_row}})
+        (folder / "state.json").write_text(content[: 9 if step == 25 else None])  # the last one is damaged
     (tmp_path / "checkpoints/step_00000030.partial").mkdir()
     watch = monitor(accelerator)
     skip(watch, [1] * 6)

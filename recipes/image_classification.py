@@ -103,10 +103,11 @@ def main(config: Config) -> dict[str, float]:
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of its global batch."""
-            images, targets = augmentation.training(micro_batch, batch)
+            images, share = augmentation.training(micro_batch, batch)
             depth.draw(micro_batch, accelerator.device)
             logits = model(pixel_values=images).logits
-            losses = mixed_cross_entropy(logits, targets, binary=config.binary_cross_entropy, **shape.cross_entropy)
+            labels, binary = batch["labels"], config.binary_cross_entropy
+            losses = mixed_cross_entropy(logits, labels, share, binary=binary, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
         wrong = Mistakes(train.names, validation.picture)

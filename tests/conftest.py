@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from hypothesis import settings
 
-from shared.extras import curves
+from shared.report import page
 
 sys.path.insert(0, str(runs.ROOT))  # for `benchmarks`
 gc.disable()  # until the tests are collected: imports leave little garbage, and searching it takes a second per worker
@@ -110,7 +110,7 @@ def one_cpu_process_without_a_picture(monkeypatch):
     """The environment for a recipe that is called in this process: one CPU, and curves.png is not drawn."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(page, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture

@@ -264,9 +264,9 @@ def _run_script(rank, words, log, environment):
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    from shared.extras import curves
+    from shared.report import page
 
-    curves.draw_curves = lambda *_: None  # tests/extras/test_curves.py tests it
+    page.draw_curves = lambda *_: None  # tests/extras/test_curves.py tests it
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 
@@ -275,7 +275,7 @@ def train(recipe, output, *flags, picture=False):
     """Train with a recipe, a module or its name, in this process on one CPU; return the results of its `main`."""
     import pytest
 
-    from shared.extras import curves
+    from shared.report import page
 
     module = load_recipe(recipe) if isinstance(recipe, str) else recipe
     config = options.parse(module.Config, [*map(str, flags), "--output_dir", str(output)])
@@ -283,7 +283,7 @@ def train(recipe, output, *flags, picture=False):
         patch.setenv("ACCELERATE_USE_CPU", "true")
         patch.setenv("OMP_NUM_THREADS", "1")
         if not picture:
-            patch.setattr(curves, "draw_curves", lambda *_: None)
+            patch.setattr(page, "draw_curves", lambda *_: None)
         return module.main(config)
 
 

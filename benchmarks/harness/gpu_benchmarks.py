@@ -161,7 +161,6 @@ VARIANTS = {
     "modernbert_base_profiled": variant("modernbert_base", "nothing changed"),
 }
 of_images = partial(variant, part="image-variants", seconds=150)  # compiled, which takes long for a ResNet
-MIXED: dict[str, Any] = {"mixup": 0.2, "cutmix": 1}
 IMAGE_VARIANTS = {
     "resnet50_cudnn_benchmark": of_images("resnet50", "--cudnn_benchmark", cudnn_benchmark=True),
     "resnet50_whole_model": of_images("resnet50", "the whole model compiled", "whole_model"),
@@ -171,11 +170,7 @@ IMAGE_VARIANTS = {
     ),
     "vit_cudnn_attention": of_images("vit", "attention by cuDNN", "cudnn_attention"),
     "vit_whole_model": of_images("vit", "the whole model compiled", "whole_model"),
-    "resnet50_mixed": of_images("resnet50", "--mixup 0.2 --cutmix 1", **MIXED),
-    "resnet50_mixed_probabilities": of_images(
-        "resnet50", "--mixup 0.2 --cutmix 1, loss from probabilities of all classes", "probabilities", **MIXED
-    ),
-    "resnet50_probabilities": of_images("resnet50", "loss from probabilities of all classes", "probabilities"),
+    "resnet50_mixed": of_images("resnet50", "--mixup 0.2 --cutmix 1", mixup=0.2, cutmix=1),
     "resnet50_compiled_loss": of_images("resnet50", "loss compiled", "compiled_loss"),
     "resnet50_plain_sgd": of_images("resnet50", "SGD not fused", "plain_optimizer"),
     "vit_plain_adamw": of_images("vit", "AdamW not fused", "plain_optimizer"),

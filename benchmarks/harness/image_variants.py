@@ -4,31 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from shared.augmentation.augmentation import Augmentation, Targets, mixed_cross_entropy, per_channel
+from shared.augmentation.augmentation import Augmentation, mixed_cross_entropy, per_channel
 from shared.augmentation.resampling import crop_and_resize
 from shared.images import image_models
-
-
-def probabilities(targets: Targets, classes: int) -> Tensor:
-    """The targets as probabilities of all classes: float32 [rows, classes]."""
-    own = F.one_hot(targets.labels, classes).float()
-    if targets.others is None or targets.share is None:
-        return own
-    share = targets.share[:, None]
-    return share * own + (1 - share) * F.one_hot(targets.others, classes).float()
-
-
-def with_probabilities(replace: Any, recipe: Any) -> None:
-    """Compute the loss from the probabilities of all classes; no variant has the `binary` one."""
-
-    def cross_entropy(logits: Tensor, targets: Targets, label_smoothing: float, binary: bool = False) -> Tensor:
-        target = probabilities(targets, logits.shape[1])
-        return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
-
-    replace(recipe, "mixed_cross_entropy", cross_entropy)
 
 
 def with_compiled_loss(replace: Any, recipe: Any) -> None:
@@ -107,7 +87,6 @@ def with_plain_optimizer(replace: Any, recipe: Any) -> None:
 
 
 CHANGES = {
-    "probabilities": with_probabilities,
     "compiled_loss": with_compiled_loss,
     "compiled_augmentation": with_compiled_augmentation,
     "whole_model": with_whole_model_compiled,

@@ -32,9 +32,9 @@ from benchmarks.harness.photos import write_photos
 from benchmarks.harness.random_documents import random_words, word_tokenizer
 from shared.compat import of_torch
 from shared.config import options
-from shared.extras import curves
 from shared.metrics.task_metrics import TaskMetrics
 from shared.plan.loading import Loader
+from shared.report import page
 
 GFLOP = {"resnet50": 24.5, "vit": 98.2}  # per image of 224 x 224; the whole last layer of ViT would take 7.3 more
 
@@ -106,7 +106,7 @@ def run(name: str, folder: Path, toy: bool) -> None:
             CHANGES[benchmark.change](replace, recipe)
         # Neither is part of a step, and a GPU machine may lack the packages that they need.
         replace(TaskMetrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
-        replace(curves, "draw_curves", lambda *_: None)
+        replace(page, "draw_curves", lambda *_: None)
         started = time.perf_counter()
         waits = stack.enter_context(HostWaits(recipe))
         recipe.main(config)

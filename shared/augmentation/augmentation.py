@@ -107,21 +107,6 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Targets:
-    """The targets of a micro-batch: each row has a class or number in `labels`, and a mixed one that in `others`, too.
-
-    Probabilities of all classes, [rows, classes], would take more memory and time.
-    """
-
-    labels: Tensor
-    """[rows] class ids, int64, or numbers, float64."""
-    others: Tensor | None = None
-    """[rows] the targets of the images that were mixed in; None: no images were mixed."""
-    share: Tensor | None = None
-    """float32 [rows], the weight of `labels`, from 0 to 1; the rest is the weight of `others`. None: no mixing."""
-
-
-@dataclass(frozen=True)
 class Augmentation:
     """The augmentation that a config requests, an `AugmentationOptions` with --channels_last."""
 
@@ -133,8 +118,11 @@ class Augmentation:
         images = batch["images"].permute(0, 3, 1, 2)
         return self.normalize(images.to(torch.float32, memory_format=torch.contiguous_format))
 
-    def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
-        """Augmented, normalized images, float32 [rows, 3, side, side], and their targets; the same under autocast.
+    def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Augmented, normalized images, float32 [rows, 3, side, side], and their shares; the same under autocast.
+
+        The share, float32 [rows], is that of the row's own image, and the rest is that of the previous row's, as in
+        `mixed_cross_entropy`. None: no images were mixed.
 
         The side is `train_image_size`, or that of the evaluation: Touvron et al. 2019, "Fixing the train-test
         resolution discrepancy".
@@ -142,7 +130,7 @@ class Augmentation:
         with torch.autocast(batch["images"].device.type, enabled=False):
             return self._training(micro_batch, batch)
 
-    def _training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
+    def _training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         config, draw = self.config, Draws(self.config.seed, micro_batch, batch["images"].device)
         boxes = crop_boxes(draw, batch["aspects"], config.min_crop_area)
         if config.horizontal_flip:
@@ -163,9 +151,8 @@ class Augmentation:
         if config.random_erasing:
             images = images.masked_fill(erased(draw, images.shape[-1], config.random_erasing)[:, None], 0.0)
         if not (config.mixup or config.cutmix):
-            return images, Targets(batch["labels"])
-        images, share = mix(images, draw, config.mixup, config.cutmix)
-        return images, Targets(batch["labels"], batch["labels"].roll(1), share)
+            return images, None
+        return mix(images, draw, config.mixup, config.cutmix)
 
     def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
         """Cut the boxes out of decoded images and scale them to the size of the training."""
@@ -259,36 +246,28 @@ def mix(images: Tensor, draw: Draws, mixup: float, cutmix: float) -> tuple[Tenso
 
 def mixed_cross_entropy(
     logits: Tensor,
-    targets: Targets,
+    labels: Tensor,
+    share: Tensor | None,
     label_smoothing: float = 0.0,
     weight: Tensor | None = None,
     binary: bool = False,
 ) -> Tensor:
-    """Cross entropy of each row with its target, [rows], without a tensor of the targets' probabilities.
-
-    Cross entropy is linear in the target. So the loss of a mixture is the same mixture of the losses of its classes,
-    and label smoothing mixes in the mean loss over all classes.
+    """Cross entropy of each row with its target, [rows].
 
     Args:
         logits: [rows, classes].
-        targets: of the rows.
+        labels: int64 [rows], the class of each row's own image.
+        share: [rows], the weight of that class; the rest is the weight of the previous row's. None: 1 each.
         label_smoothing: share of each target that is spread evenly over all classes.
         weight: [classes], of the logarithm of each class's probability; None: 1 each.
         binary: the sum of the binary cross entropies of all classes, with the same probabilities as targets
             (Wightman et al. 2021, "ResNet strikes back"). It takes no `weight`.
     """
+    classes = logits.shape[1]
+    targets = labels if share is None and not binary else F.one_hot(labels, classes).float()
+    if share is not None:
+        targets = targets.roll(1, 0).lerp(targets, share[:, None])
     if binary:
-        expected = logits.gather(1, targets.labels[:, None])[:, 0]  # the mean by the probabilities of the target
-        if targets.others is not None and targets.share is not None:
-            other = logits.gather(1, targets.others[:, None])[:, 0]
-            expected = other + targets.share * (expected - other)
-        return F.softplus(logits).sum(-1) - (expected + label_smoothing * (logits.mean(-1) - expected))
-    if targets.others is None or targets.share is None:
-        return F.cross_entropy(logits, targets.labels, weight, reduction="none", label_smoothing=label_smoothing)
-    log_probabilities = F.log_softmax(logits, dim=-1)
-    own, other = (F.nll_loss(log_probabilities, c, weight, reduction="none") for c in (targets.labels, targets.others))
-    losses = other + targets.share * (own - other)
-    if not label_smoothing:
-        return losses
-    weighted = log_probabilities if weight is None else log_probabilities * weight
-    return losses - label_smoothing * (losses + weighted.mean(-1))
+        smooth = (1 - label_smoothing) * targets + label_smoothing / classes
+        return F.binary_cross_entropy_with_logits(logits, smooth, reduction="none").sum(-1)
+    return F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=label_smoothing)

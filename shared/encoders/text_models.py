@@ -154,7 +154,7 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
         head: entries of the model's config for its head.
 
     Raises:
-        UserError: the sizes do not fit each other, or a flag has no effect on this type.
+        UserError: the sizes do not fit each other.
     """
     import transformers
 
@@ -162,11 +162,6 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
     size, heads, twice = config.hidden_size, config.num_attention_heads, "twice " * rotary
     if size % (2 * heads if rotary else heads):  # rotary positions turn pairs of numbers
         raise UserError(f"--hidden_size {size} is not a multiple of {twice}--num_attention_heads {heads}: change one")
-    if config.rope_theta is not None and not rotary:
-        raise UserError(
-            f"--rope_theta {config.rope_theta:g} has no effect on --model_type {config.model_type}, whose positions "
-            "are not rotary: remove it"
-        )
     skipped = tokenizer.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
     own = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if rotary:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from shared.extras.time_report import NAMES, SHARES
-from shared.monitoring.hooks import Hook
-from shared.monitoring.log import not_fatal, read_metrics
 
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 COLUMN = 3.6  # inches, the width of a panel
@@ -35,15 +33,6 @@ class Panel:
     log_steps: bool = False
     log_values: bool = False
     from_zero: bool = True
-
-
-class Curves(Hook):
-    """Draws curves.png at the end of a run."""
-
-    def ended(self, run: Any) -> None:
-        folder = Path(run.config.output_dir)
-        with not_fatal("curves.png"):
-            draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png")
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:

@@ -2,12 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
-
-from shared.monitoring.hooks import Hook
-from shared.monitoring.log import put, read_metrics
 
 Lines = Sequence[Mapping[str, Any]]
 NAMES = {
@@ -21,18 +17,6 @@ NAMES = {
 }
 SHORT = 60.0  # seconds; a shorter run spends its time on one-time work, such as imports for the first evaluation
 SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of the time of the steps, in a training line
-
-
-class TimeReport(Hook):
-    """Prints where the time of a run went."""
-
-    def ended(self, run: Any) -> None:
-        # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
-        compressed = run.config.gradient_compression != "none" or run.accelerator.is_fsdp2
-        unpacked = getattr(run.config, "packing", None) is False
-        lines = read_metrics(Path(run.config.output_dir) / "metrics.jsonl")
-        if said := breakdown(lines, compressed, unpacked):
-            put(said)
 
 
 def seconds_by_part(lines: Lines) -> dict[str, float]:

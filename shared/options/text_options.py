@@ -49,6 +49,7 @@ class TextOptions(ModelOptions):
 
     NEEDS: ClassVar = (
         *ModelOptions.NEEDS,
+        ("rope_theta", "model_type", "modernbert"),
         ("lora_rank", "model_name_or_path"),
         ("lora_alpha", "lora_rank"),
         ("lora_dropout", "lora_rank"),

@@ -1,4 +1,7 @@
-"""Writes report.html from the files of a run's folder, with its charts; page.html beside this file is its template."""
+"""Writes report.html from the files of a run's folder, with its charts; page.html beside this file is its template.
+
+The hook `Report` also says where the time went, and draws curves.png.
+"""
 
 import base64
 import dataclasses
@@ -17,13 +20,13 @@ from numpy.typing import NDArray
 from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
-from shared.extras.curves import FEW, LARGEST, Panel, draw_panel, find_panels, short
-from shared.extras.time_report import NAMES, facts, seconds_by_part
+from shared.extras.curves import FEW, LARGEST, Panel, draw_curves, draw_panel, find_panels, short
+from shared.extras.time_report import NAMES, Lines, breakdown, facts, seconds_by_part
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes
 
-REPORT, CARD = "report.html", "launch_card.txt"
+REPORT, CARD, CURVES = "report.html", "launch_card.txt", "curves.png"
 MOST_EVALUATIONS = 12  # in their table
 FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
 MOST_POINTS = 400  # of a line
@@ -32,7 +35,7 @@ Floats = NDArray[np.float64]
 
 
 class Report(Hook):
-    """Writes launch_card.txt when a run begins, and report.html when it has ended; says where that is."""
+    """Writes launch_card.txt when a run begins, and curves.png and report.html when it has ended."""
 
     def begun(self, run: Any) -> None:
         """Write the launch card on the main process; a run from the start has made no mistakes yet."""
@@ -44,22 +47,35 @@ class Report(Hook):
                     (folder / mistakes.FILE).unlink(missing_ok=True)
 
     def ended(self, run: Any) -> None:
+        """Print where the time went and where the page is."""
+        config, folder = run.config, Path(run.config.output_dir)
+        lines = read_metrics(folder / "metrics.jsonl")
+        # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
+        compressed = config.gradient_compression != "none" or run.accelerator.is_fsdp2
+        unpacked = getattr(config, "packing", None) is False
+        if said := breakdown(lines, compressed, unpacked):
+            put(said)
+        with not_fatal(CURVES):
+            draw_curves(lines, folder / CURVES)
         with not_fatal(REPORT):
-            put(f"  {write_report(Path(run.config.output_dir))} shows the run in a browser")
+            put(f"  {write_report(folder, lines)} shows the run in a browser")
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, lines: Lines | None = None) -> Path:
     """Write report.html into the output folder of a run, finished or not, and return its path.
+
+    Args:
+        lines: those of metrics.jsonl (`log.read_metrics`); None: they are read, if the file exists.
 
     Raises:
         UserError: the folder is not that of a run, or one of its files is damaged.
     """
     file = folder / REPORT
-    replace_file(file, page(folder))
+    replace_file(file, page(folder, lines))
     return file
 
 
-def page(folder: Path) -> str:
+def page(folder: Path, lines: Lines | None = None) -> str:
     """The page of a run. Whatever a file of the run lacks is left out; all texts are escaped.
 
     Raises:
@@ -72,7 +88,8 @@ def page(folder: Path) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["digest"] = digest
     template = environment.from_string(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
-    lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+    if lines is None:
+        lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
     with about(str(folder / mistakes.FILE)):
         found = json.loads(read(folder / mistakes.FILE) or "{}")
     last_step = max((int(line["step"]) for line in lines), default=0)
@@ -102,7 +119,7 @@ def digest(script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def status(lines: Sequence[Mapping[str, Any]], last_step: int) -> str:
+def status(lines: Lines, last_step: int) -> str:
     """How far the run has come."""
     steps = count_of(last_step, "step")
     if not lines or "train_runtime" not in lines[-1]:
@@ -110,7 +127,7 @@ def status(lines: Sequence[Mapping[str, Any]], last_step: int) -> str:
     return f"finished: {steps} in {lines[-1]['train_runtime']:,.1f} s"
 
 
-def evaluations(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def evaluations(lines: Lines) -> dict[str, Any]:
     """The table of the evaluations, of many some of them, evenly spread, and the last one."""
     all_rows = [line for line in lines if "eval_loss" in line]
     every = -(-len(all_rows) // MOST_EVALUATIONS) or 1
@@ -145,7 +162,7 @@ def worst(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return samples
 
 
-def time(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def time(lines: Lines) -> dict[str, Any]:
     """Where the time went: its parts, and what the end of a run says about it besides them and its advice."""
     spent = seconds_by_part(lines)
     total = sum(spent.values())

@@ -193,18 +193,17 @@ def test_an_image_has_the_share_that_is_returned(mixup, cutmix):
     assert pasted.float().mean().item() == pytest.approx(expected, abs=0.06)
 
 
-def test_the_other_class_of_a_target_is_that_of_the_image_mixed_in():
+def test_each_image_is_mixed_with_the_previous_one_of_its_micro_batch():
     images = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 20, 20, 3) * 30
     batch = {"images": images, "aspects": torch.ones(8), "labels": torch.arange(8)}
     as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
-    found, targets = augmentation(as_stored, mixup=1.0).training(micro_batch(range(8)), batch)
-    assert targets.labels.tolist() == [*range(8)]
-    expected = targets.share * targets.labels * 30 + (1 - targets.share) * targets.others * 30
+    found, share = augmentation(as_stored, mixup=1.0).training(micro_batch(range(8)), batch)
+    expected = share * torch.arange(8) * 30 + (1 - share) * torch.arange(-1, 7).remainder(8) * 30
     assert torch.allclose(found.mean((1, 2, 3)), expected, atol=1e-2)
-    assert targets.share.std() > 0.05
-    unmixed, plain = augmentation(as_stored).training(micro_batch(range(8)), batch)
-    assert torch.allclose(unmixed.mean((1, 2, 3)), plain.labels * 30.0, atol=1e-2)
-    assert (plain.others, plain.share) == (None, None)
+    assert share.std() > 0.05
+    unmixed, share = augmentation(as_stored).training(micro_batch(range(8)), batch)
+    assert torch.allclose(unmixed.mean((1, 2, 3)), torch.arange(8) * 30.0, atol=1e-2)
+    assert share is None
 
 
 # Draws

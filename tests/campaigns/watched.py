@@ -24,9 +24,9 @@ import call_recipe
 import torch
 
 from shared.checkpoints.saving import Saver
-from shared.extras import curves
 from shared.metrics.task_metrics import TaskMetrics
 from shared.plan.loading import Loader
+from shared.report import page
 from shared.run import command, training_run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -105,7 +105,7 @@ def noted_exit(code, exit=os._exit):
 
 
 if __name__ == "__main__":
-    curves.draw_curves = lambda *_: None  # curves and metrics would take longer than the run
+    page.draw_curves = lambda *_: None  # curves and metrics would take longer than the run
     TaskMetrics.compute = lambda metrics, *_: dict.fromkeys(metrics.names, 0.0)
     recipe = call_recipe.load(ROOT / f"recipes/{os.environ['RECIPE']}.py")
     recipe.load_data = before(lambda: "data", recipe.load_data)

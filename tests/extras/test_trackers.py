@@ -15,7 +15,6 @@ from training_line import TRAINING
 
 from shared.errors import UserError
 from shared.extras import trackers
-from shared.extras.time_report import TimeReport
 from shared.extras.trackers import Trackers, require_trackers, wandb_mode
 from shared.monitoring.log import Log, cut_metrics, read_metrics
 from shared.options.extra_options import ExtraOptions
@@ -51,26 +50,21 @@ class LoggingRun(SimpleNamespace):
         cut_metrics(folder / "metrics.jsonl", step)
         config, progress = ExtraOptions(output_dir=str(folder), **settings), SimpleNamespace(run_id=run_id, step=step)
         super().__init__(accelerator=accelerator, config=config, progress=progress, card={})
-        self.hooks = [TimeReport(), Trackers()]
-        for hook in self.hooks:
-            hook.loaded(self)
+        self.trackers = Trackers()
+        self.trackers.loaded(self)
         self.recorder = Log(accelerator, folder, step, 1000)
 
     def log(self, step, values):
         self.recorder.write(step, values)
-        for hook in self.hooks:
-            hook.logged(step, values)
+        self.trackers.logged(step, values)
 
     def finish(self, step, summary):
         self.log(step, summary)
-        for hook in self.hooks:
-            hook.ended(self)
         self.close()
 
     def close(self):
         self.recorder.close()
-        for hook in self.hooks:
-            hook.closed()
+        self.trackers.closed()
 
 
 @pytest.fixture
@@ -78,13 +72,6 @@ def start(accelerator, tmp_path):
     """Start a run in `tmp_path`."""
     with contextlib.ExitStack() as ends:
         yield lambda **given: ends.enter_context(contextlib.closing(LoggingRun(accelerator, tmp_path, **given)))
-
-
-def test_the_end_of_a_run_prints_where_the_time_went(start, capsys):
-    tracker = start()
-    tracker.log(10, TRAINING | {"step_seconds": 0.5, "forward_backward": 0.75, "communication": 0.2})
-    tracker.finish(10, {"train_runtime": 5.0})
-    assert "where 5.0 s went: 75 % compute, 1 % data, 20 % communication, 4 % outs" in capsys.readouterr().out
 
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tmp_path, capsys):

@@ -119,9 +119,10 @@ def train_images_in_one_process():
     for step in range(IMAGE_STEPS):
         assert len(plan.cut(step)) == 4
         for piece in plan.cut(step):
-            images, targets = augmentation.training(piece, collate([train[i] for i in piece.samples]))
-            own, others = (F.one_hot(classes, 10) for classes in (targets.labels, targets.others))
-            probabilities = targets.share[:, None] * own + (1 - targets.share[:, None]) * others
+            batch = collate([train[i] for i in piece.samples])
+            images, share = augmentation.training(piece, batch)
+            own = F.one_hot(batch["labels"], 10)
+            probabilities = share[:, None] * own + (1 - share[:, None]) * own.roll(1, 0)
             seed_dropout(torch.device("cpu"), 0, step, piece.index)
             logits = model(pixel_values=images).logits
             (F.cross_entropy(logits, probabilities, reduction="sum") / 48).backward()

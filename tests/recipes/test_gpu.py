@@ -19,8 +19,8 @@ from runs import losses
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
 from shared.encoders import packing
-from shared.extras import curves
 from shared.metrics.task_metrics import TaskMetrics
+from shared.report import page
 from shared.speed.first_token import Documents
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -35,7 +35,7 @@ IMAGES = [*runs.TINY_IMAGES, "--max_train_steps", "40", "--eval_steps", "40", "-
 def train(texts, tmp_path, monkeypatch):
     """A function that calls a recipe's main in this process, on the GPU, and returns its output folder."""
     monkeypatch.setattr(TaskMetrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(page, "draw_curves", lambda *_: None)
 
     def call(name, *flags, recipe="nlp", watch=None, change=lambda module: None):
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -86,9 +86,9 @@ def test_class_weights_give_torchs_loss_of_the_whole_global_batch(recipe, train,
     weights = torch.linspace(0.5, 5, 10)
     seen, compute = [], recipe.mixed_cross_entropy
 
-    def record(logits, targets, *args, **settings):
-        seen.append((logits.detach(), targets.labels))
-        return compute(logits, targets, *args, **settings)
+    def record(logits, labels, *args, **settings):
+        seen.append((logits.detach(), labels))
+        return compute(logits, labels, *args, **settings)
 
     monkeypatch.setattr(recipe, "mixed_cross_entropy", record)
     flags = ["--max_train_steps", 1, "--global_batch_size", 40, "--per_device_train_batch_size", 20]

@@ -80,7 +80,7 @@ def test_the_full_size_configs_load_and_train_with_tiny_dimensions(mlm, texts, t
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_a_new_model_has_the_requested_positions_and_rotary_base(kind):
+def test_a_new_model_has_the_requested_positions_and_rotary_base(mlm, kind):
     tokenizer = mock.MagicMock(pad_token_id=3, cls_token_id=1, sep_token_id=2, __len__=lambda _: 100)
 
     def sizes_of(rope_theta):
@@ -92,8 +92,8 @@ def test_a_new_model_has_the_requested_positions_and_rotary_base(kind):
     assert sizes.vocab_size == 128
     assert sizes.max_position_embeddings == (516 if kind == "roberta" else 512)
     if kind != "modernbert":
-        with pytest.raises(UserError, match="--rope_theta 10000 has no effect on --model_type"):
-            sizes_of(1e4)
+        with pytest.raises(UserError, match=r"--rope_theta 10000\.0 has no effect without --model_type modernbert"):
+            options.parse(mlm.Config, ["--model_type", kind, "--rope_theta", "1e4"])
         return
     for chosen, theta in ((sizes, 160_000), (sizes_of(1e4), 10_000)):
         found = {name: part["rope_theta"] for name, part in chosen.rope_parameters.items()}

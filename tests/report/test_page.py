@@ -158,6 +158,18 @@ def test_only_a_run_from_the_start_forgets_the_mistakes_of_an_earlier_one(tmp_pa
     assert page.card(tmp_path / "launch_card.txt") == [("data", "texts")]
 
 
+def test_the_end_of_a_run_says_where_its_time_went_and_where_its_pictures_are(tmp_path, capsys):
+    shares = {"step_seconds": 0.5, "forward_backward": 0.75, "communication": 0.2}
+    write_run(tmp_path, [{"step": 10} | TRAINING | shares, {"step": 10, "train_runtime": 5.0}])
+    config = SimpleNamespace(output_dir=str(tmp_path), gradient_compression="none")
+    (tmp_path / "curves.png").mkdir()
+    Report().ended(SimpleNamespace(config=config, accelerator=SimpleNamespace(is_fsdp2=False)))
+    said = capsys.readouterr()
+    assert said.out.startswith("  where 5.0 s went: 75 % compute, 1 % data, 20 % communication, 4 % outs")
+    assert said.out.endswith(f"\n  {tmp_path / 'report.html'} shows the run in a browser\n")
+    assert said.err.startswith("warning: curves.png was not written: IsADirectoryError")
+
+
 def test_the_command_writes_the_page_or_names_the_problem(tmp_path, capsys):
     write_run(tmp_path)
 

@@ -13,7 +13,7 @@ from shared.cache.prepared import key_digest, mapped_file
 from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import find_files
-from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
+from shared.datasets.rows import content_of, decided, missing, named, reading_in, source_of, unlabeled
 from shared.datasets.splits import hash_limit, share_of_each
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
@@ -81,7 +81,8 @@ def read_parts(
     else:
         train, validation = read_dataset(config, label_columns)
     if len(label_columns) == 1 and getattr(config, "label_delimiter", None) is None:
-        train, validation = with_labels(train, validation, label_columns[0], problem_type)
+        train = decided(train, label_columns[0], problem_type)
+        validation = validation and decided(validation, label_columns[0], problem_type, like=train)
     if config.skip_incomplete_rows:
         train = skip_incomplete(train, (*columns, *label_columns))
         validation = validation and skip_incomplete(validation, (*columns, *label_columns))

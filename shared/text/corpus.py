@@ -89,12 +89,10 @@ def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tup
         config: the settings.
 
     Raises:
-        UserError: there is only one document.
+        UserError: there is only one document, so none can be held out.
     """
     tables = [corpus.documents(source) for corpus in corpora]
     if len(tables) == 1:
-        if tables[0].num_rows < 2:
-            raise UserError(f"{source} has one document: add documents, to train and to validate on")
         tables = [*hold_out(tables[0], config.validation_split_percentage, config.seed)]
     train, validation = limited((tables[0], tables[1]), config)
     return (corpora[0], train), (corpora[-1], validation)

@@ -117,7 +117,7 @@ def test_a_held_out_part_is_a_function_of_the_seed_and_limits_keep_some_document
     assert {*limited[0]} <= {*train}
     assert {*limited[1]} <= {*held}
     assert [len(part) for part in numbers(2, max_eval_samples=3)] == [50, 3]
-    with pytest.raises(UserError, match="here has one document"):
+    with pytest.raises(UserError, match="here has one row: add rows"):
         select_parts([of_texts(["one"], word_tokenizer())], "here", DataOptions())
 
 

@@ -60,13 +60,10 @@ class TokenizedText(Dataset):
     Args:
         folder: of the files.
         targets: [N, ...], or their .npy file.
-        names: of the classes, if the targets are class ids.
     """
 
-    def __init__(
-        self, folder: Path, targets: np.ndarray | Path | None = None, names: Sequence[str] | None = None
-    ) -> None:
-        self.folder, self.names = folder, names
+    def __init__(self, folder: Path, targets: np.ndarray | Path | None = None) -> None:
+        self.folder = folder
         self.targets = read_array(targets) if isinstance(targets, Path) else targets
         self.input_ids = read_array(folder / "tokens.npy")
         self.offsets = read_array(folder / "offsets.npy")
@@ -91,7 +88,7 @@ class TokenizedText(Dataset):
         return Rows(lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples])
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.folder, self._targets_or_file(), self.names)
+        return type(self), (self.folder, self._targets_or_file())
 
     def _targets_or_file(self) -> np.ndarray | Path | None:
         return self.targets if self.targets is None else mapped_file(self.targets) or self.targets
@@ -110,9 +107,9 @@ class TokenizedText(Dataset):
             content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
         return content.hexdigest()
 
-    def with_targets(self, targets: np.ndarray, names: Sequence[str] | None = None) -> "TokenizedText":
-        """The same tokens with `targets` [N, …], such as the result of `Labels.encode`, and the names of classes."""
-        return TokenizedText(self.folder, targets, names)
+    def with_targets(self, targets: np.ndarray) -> "TokenizedText":
+        """The same tokens with `targets` [N, …], such as the result of `Labels.encode`."""
+        return TokenizedText(self.folder, targets)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from shared.config import options
 from shared.datasets.rows import column_of, content_of, source_of, typed_column_of, where
 from shared.datasets.tables import load_tables, read_file
 from shared.options.data_options import DataOptions
+from shared.tagging.tagged_texts import read_files
 from shared.text.documents import load_documents, of_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -163,6 +164,8 @@ def test_a_delimiter_that_is_invalid_or_without_effect_is_refused(tmp_path):
     config = DataOptions(train_file=(write(tmp_path / "a.jsonl", ROWS),), csv_delimiter=";")
     for load in (lambda: load_tables(config, ["text"], ["label"]), lambda: load_documents(config, "text")):
         assert refusal(load).startswith("--csv_delimiter ; has no effect on --train_file ")
+    conll = [write(tmp_path / "a.tsv", ROWS)]
+    assert "--csv_delimiter ; has no effect on" in refusal(read_files, conll, "--train_file", csv_delimiter=";")
     for mark in (";;", "", '"', "\n", "é"):
         assert "must be one character" in refusal(options.check, DataOptions(train_file=("a.csv",), csv_delimiter=mark))
 

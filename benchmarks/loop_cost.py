@@ -37,7 +37,7 @@ def tiny_data(folder: Path, steps: int) -> Any:
     from shared.text.tokenized import TokenizedText
 
     rows, random = ROWS * (steps + 10), np.random.default_rng(0)
-    np.save(folder / "input_ids.npy", random.integers(5, 100, rows * LENGTH).astype(np.uint16))
+    np.save(folder / "tokens.npy", random.integers(5, 100, rows * LENGTH).astype(np.uint16))
     np.save(folder / "offsets.npy", np.arange(rows + 1) * LENGTH)
     np.save(folder / "lengths.npy", np.full(rows, LENGTH, np.int32))
     return TokenizedText(folder, random.integers(0, 2, rows))

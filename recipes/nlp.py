@@ -174,7 +174,7 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
 def encode(config: Config, table: Any, labels: Labels, tokenizer: Any) -> TokenizedText:
     """The texts and targets of a table, also of the file of `python -m shared.predict`."""
     texts = tokenize(table, config.text_column_names, tokenizer, config.max_length)
-    return texts.with_targets(labels.encode(table), labels.names)
+    return texts.with_targets(labels.encode(table))
 
 
 def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Module:

@@ -7,7 +7,6 @@ import runs
 from toy_data import tagged_rows, write_tagged
 
 from shared import prepare
-from shared.text import token_files
 
 MLM = runs.ROOT / "recipes/mlm.py"
 
@@ -38,7 +37,7 @@ def test_the_tasks_of_an_array_tokenize_the_texts_together(
     texts, tmp_path, monkeypatch, capsys, recipe, more, left, rows
 ):
     monkeypatch.setattr("shared.text.tokenized.BLOCK_ROWS", 20)
-    monkeypatch.setattr(token_files, "BLOCK_ROWS", 20)
+    monkeypatch.setattr("shared.text.tokenized.BLOCK_DOCUMENTS", 20)
     monkeypatch.setattr("shared.tagging.pieces.SMALLEST_BLOCK", 20)
     given = write_tagged(tmp_path, tagged_rows()) if recipe == "token_classification" else texts
     flags = [*map(str, given), *runs.TINY, *more]

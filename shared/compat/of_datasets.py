@@ -10,16 +10,17 @@ import pyarrow as pa
 def load_cached(name: str, config_name: str | None) -> Any:
     """`packaged_modules.cache.cache.Cache`: load the splits of a data set of the Hub from the cache of this machine.
 
-    `load_dataset` reads the same cache, but offline only after 24 s of retries.
-
-    Raises:
-        OSError or ValueError: it is not in the cache, or it has more than one config and none is selected.
+    `load_dataset` reads the same cache, but offline only after 24 s of retries. The result is None if the data set is
+    not in the cache. Without a name, the config is the only one in the cache, and `datasets` logs it.
     """
     from datasets.packaged_modules.cache.cache import Cache
 
     short_name = name.rpartition("/")[2]
-    cache = Cache(repo_id=name, dataset_name=short_name, config_name=config_name, version="auto", hash="auto")
-    return cache.as_dataset()
+    try:
+        cache = Cache(repo_id=name, dataset_name=short_name, config_name=config_name, version="auto", hash="auto")
+        return cache.as_dataset()
+    except (OSError, ValueError):  # not in the cache, or several configs and no name
+        return None
 
 
 def is_saved_empty(folder: Path) -> bool:

@@ -13,11 +13,11 @@ from shared.datasets.rows import (
     blocks_of,
     column_of,
     content_of,
+    decided,
     reading_in,
     refuse_missing,
     source_of,
     where,
-    with_labels,
 )
 from shared.errors import UserError
 
@@ -33,7 +33,7 @@ def numbers_in(table: pa.Table, column: str) -> np.ndarray:
     Raises:
         UserError: the column does not exist or does not contain numbers, or see `numbers_of`.
     """
-    table, _ = with_labels(table, None, column, "regression")
+    table = decided(table, column, "regression")
     empty = table.slice(0, 0)
     if not is_number(type_ := column_of(empty, column, FLAG).type):
         raise UserError(f"{FLAG} {column}: {source_of(table)} contains {type_}, not numbers")

@@ -24,12 +24,12 @@ from shared.datasets.rows import (
     INTEGER,
     blocks_of,
     column_of,
+    decided,
     is_text,
     named,
     reading_in,
     source_of,
     where,
-    with_labels,
 )
 from shared.datasets.tables import limited, load_tables
 from shared.demo_data import texts
@@ -267,11 +267,11 @@ def _decided(
     Several columns and texts with a delimiter stay undecided.
 
     Raises:
-        UserError: a column does not exist or does not fit the kind, or see `with_labels`.
+        UserError: a column does not exist or does not fit the kind, or see `decided`.
     """
     marks = len(columns) > 1 or delimiter is not None
     if not marks:
-        table, _ = with_labels(table, None, columns[0], "regression" if wanted == "regression" else None)
+        table = decided(table, columns[0], wanted)
     for name in columns:
         source = f"{FLAG} {name}: {source_of(table)}"
         type_ = column_of(table.slice(0, 0), name, FLAG).type

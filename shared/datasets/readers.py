@@ -67,7 +67,8 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str], csv_delimi
         if (same := by_content.setdefault(content, path)) is not path:
             raise UserError(f"{flag} {path} and {same} are the same data: name each file once")
     found = sorted(by_content.values(), key=str)
-    if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in found):
+    separated = {".csv", ".tsv"} if ".csv" in kinds else set()  # a .tsv file of tagged words is one of CoNLL
+    if csv_delimiter is not None and separated.isdisjoint(map(kind_of, found)):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {found[0]}: remove it")
     return found
 

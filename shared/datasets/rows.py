@@ -79,7 +79,7 @@ def where(table: pa.Table, row: int) -> str:
 
 
 def column_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
-    """The column `name`, without dictionary encoding; of a CSV file, as text, unless `with_labels` decided its type.
+    """The column `name`, without dictionary encoding; of a CSV file, as text, unless `decided` gave it a type.
 
     Raises:
         UserError: there is no such column; names `flag` and the existing columns.
@@ -154,33 +154,22 @@ def _without_gaps(texts: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arr
     return pc.if_else(pc.is_in(bare, NO_VALUE), pa.scalar(None, pa.string()), bare)
 
 
-def with_labels(
-    train: pa.Table, validation: pa.Table | None, column: str, problem_type: str | None
-) -> tuple[pa.Table, pa.Table | None]:
-    """Both tables with a decided type of the label column, where a CSV file left it undecided.
+def decided(table: pa.Table, column: str, problem_type: str | None, like: pa.Table | None = None) -> pa.Table:
+    """`table` with a decided type of the label column, where a CSV file left it undecided; read later in this way.
 
-    The training table determines the type in the validation table: float stays float, and text is compared as written.
+    The first process of a machine reads the column of a memory-mapped table, once. A training table `like` determines
+    the type in the validation table: float stays float, and text is compared as written.
 
     Raises:
         UserError: the labels are numbers, or --problem_type requires numbers, and a row has something else.
     """
-    numbers = problem_type == "regression"
-    train = _decided(train, column, numbers)
-    if validation is not None and column in train.column_names:
-        like = column_of(train.slice(0, 0), column, "").type
-        numbers = numbers or (problem_type is None and pa.types.is_floating(like))
-        as_text = is_text(like) and reading_in(train, column) != "bare text"
-        validation = _decided(validation, column, numbers, as_text)
-    return train, validation
-
-
-def _decided(table: pa.Table, column: str, numbers: bool, as_text: bool = False) -> pa.Table:
-    """`table` with a decided type of a column, which is converted when it is read.
-
-    The first process of a machine reads the column of a memory-mapped table, once.
-    """
     if column not in table.column_names or reading_in(table, column) != "":
         return table
+    numbers, as_text = problem_type == "regression", False
+    if like is not None and column in like.column_names:
+        type_ = column_of(like.slice(0, 0), column, "").type
+        numbers = numbers or (problem_type is None and pa.types.is_floating(type_))
+        as_text = is_text(type_) and reading_in(like, column) != "bare text"
 
     def find() -> str:
         return "text" if as_text else reading_of(table[column], numbers)

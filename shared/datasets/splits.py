@@ -1,10 +1,12 @@
 """Selects rows by hash: a number of them, or a share of each label."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.cache.prepared import shared_array
 from shared.plan.draws import Ints, hash64
 
 BLOCK = 1 << 20  # rows that are hashed at once
@@ -49,8 +51,8 @@ def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bo
     held_out = np.zeros(len(targets), bool)
     if not (count := len(targets)):
         return held_out
-    groups_of = _Groups(targets)
-    sizes = groups_of.sizes()
+    group_of = _groups_of(targets)
+    sizes = np.bincount(group_of)
     next_place = sizes.cumsum() - sizes  # of each group, in the sorted order
     parts = max(1, -(-count // SORTED))
     for part in range(parts):
@@ -59,7 +61,7 @@ def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bo
             inside = np.flatnonzero((block >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part)
             hashes.append(block[inside])
             rows.append(start + inside)
-            groups.append(groups_of(start, start + len(block))[inside])
+            groups.append(group_of[start + inside])
         order = np.argsort(np.concatenate(hashes), kind="stable")
         group = np.concatenate(groups)[order]
         by_group = np.argsort(group, kind="stable")
@@ -73,34 +75,18 @@ def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bo
     return held_out
 
 
-class _Groups:
-    """The group of each row, in which a share is held out: its label, or its combination of labels."""
+def _groups_of(targets: NDArray) -> Ints:
+    """int64 [N], memory-mapped if there are many: the number of each row's label, or of its combination of labels."""
+    if targets.ndim == 1:
+        return targets
 
-    def __init__(self, targets: NDArray) -> None:
-        self.targets = targets
-        self.numbers: dict[bytes, int] = {}  # of the combinations of labels, in the order of their bytes
-        if targets.ndim > 1:
-            blocks = (targets[start : start + BLOCK] for start in range(0, len(targets), BLOCK))
-            packed = (np.packbits(block > 0, axis=1) for block in blocks)
-            found = {row.tobytes() for rows in packed for row in np.unique(rows, axis=0)}
-            self.numbers = {row: number for number, row in enumerate(sorted(found))}
+    def combinations() -> Iterator[list[bytes]]:
+        for start in range(0, len(targets), BLOCK):
+            packed = np.packbits(targets[start : start + BLOCK] > 0, axis=1)
+            yield packed.view(f"V{packed.shape[1]}")[:, 0].tolist()
 
-    def __call__(self, start: int, stop: int) -> Ints:
-        """int64 [n]: the groups of the rows start ... stop-1."""
-        targets = self.targets[start:stop]
-        if targets.ndim == 1:
-            return targets.astype(np.int64, copy=False)
-        rows, places = np.unique(np.packbits(targets > 0, axis=1), axis=0, return_inverse=True)
-        return np.array([self.numbers[row.tobytes()] for row in rows], np.int64)[places.reshape(-1)]
-
-    def sizes(self) -> Ints:
-        """int64 [groups]: the number of rows of each group."""
-        sizes = np.zeros(len(self.numbers), np.int64)
-        for start in range(0, len(self.targets), BLOCK):
-            more = np.bincount(self(start, min(start + BLOCK, len(self.targets))), minlength=len(sizes))
-            more[: len(sizes)] += sizes
-            sizes = more
-        return sizes
+    numbers = {row: number for number, row in enumerate(sorted({*chain.from_iterable(combinations())}))}
+    return shared_array(lambda: (np.array([numbers[row] for row in rows]) for rows in combinations()), np.int64)
 
 
 def _keep_each_label(targets: NDArray, held_out: NDArray[np.bool_]) -> None:

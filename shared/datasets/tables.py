@@ -13,10 +13,10 @@ from shared.cache.prepared import key_digest, mapped_file
 from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import find_files
-from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
+from shared.datasets.rows import content_of, decided, missing, named, reading_in, source_of, unlabeled
 from shared.datasets.splits import hash_limit, share_of_each
 from shared.errors import UserError, about, say
-from shared.extras.hub import require_hub
+from shared.extras.hub import require_hub, why_offline
 from shared.options.data_options import DataOptions
 from shared.plan.draws import hash64
 
@@ -81,7 +81,8 @@ def read_parts(
     else:
         train, validation = read_dataset(config, label_columns)
     if len(label_columns) == 1 and getattr(config, "label_delimiter", None) is None:
-        train, validation = with_labels(train, validation, label_columns[0], problem_type)
+        train = decided(train, label_columns[0], problem_type)
+        validation = validation and decided(validation, label_columns[0], problem_type, like=train)
     if config.skip_incomplete_rows:
         train = skip_incomplete(train, (*columns, *label_columns))
         validation = validation and skip_incomplete(validation, (*columns, *label_columns))
@@ -285,9 +286,10 @@ def read_hub(name: str, config_name: str | None) -> dict[str, pa.Table]:
     with about(f"--dataset_name {given}"):
         import datasets
 
-        try:
-            parts = of_datasets.load_cached(name, config_name)
-        except (OSError, ValueError):  # not in the cache, or several configs and none selected
+        parts = of_datasets.load_cached(name, config_name or "default")
+        if parts is None and config_name is None and why_offline():  # only the Hub knows the default one of other names
+            parts = of_datasets.load_cached(name, None)
+        if parts is None:
             require_hub("--dataset_name", given, EMBEDDED)
             parts = datasets.load_dataset(name, config_name)
     return {split: _to_table(part, f"--dataset_name {name} (split {split})") for split, part in parts.items()}

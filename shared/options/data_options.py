@@ -25,7 +25,7 @@ class DataOptions(ExtraOptions):
     dataset_name: Annotated[str | None, Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB] = None
     """Dataset on the Hub, or a folder written by save_to_disk. None: --train_file, or the recipe's default data."""
     dataset_config_name: str | None = None
-    """Configuration of --dataset_name, such as mrpc for nyu-mll/glue."""
+    """Configuration of --dataset_name, such as mrpc for nyu-mll/glue. None: its default one."""
     train_split_name: str | None = None
     """Training split of --dataset_name. None: train, or training."""
     validation_split_name: str | None = None

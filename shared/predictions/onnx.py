@@ -31,17 +31,9 @@ OPERATORS_OF_INT8 = ["Gather", "Gemm", "MatMul"]
 
 
 def require(package: str) -> ModuleType:
-    """Import one of the packages for the export in pyproject.toml.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
+    """Import one of the packages for the export in pyproject.toml; UserError if it is not installed."""
+    with about(f"ONNX needs pip install {' '.join(PACKAGES)}"):
         return importlib.import_module(package)
-    except ImportError:
-        raise UserError(
-            f"{package} is not installed: pip install {' '.join(PACKAGES)}, in the versions of pyproject.toml"
-        ) from None
 
 
 class OnnxModel(nn.Module):

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.datasets.rows import ROW_COLUMN, is_text, named, numbered, source_of, with_content
+from shared.datasets.rows import ROW_COLUMN, blocks_of, is_text, named, numbered, source_of, with_content
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
@@ -20,6 +20,7 @@ from shared.pretrained.from_pretrained import stored_names
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.tagging.pieces import begin_words_with_a_space
 from shared.tagging.tagged_texts import (
+    LISTS,
     TEXT_FLAG,
     WORD,
     have_words,
@@ -97,7 +98,8 @@ def read_input(request: Request, columns: tuple[str, str]) -> tuple[pa.Table, pa
     table = read_files([request.file], "FILE", untagged=True)
     if request.config.skip_incomplete_rows:
         table = skip_incomplete(table, columns[:1])
-    words = words_of(table, columns[0])
+    # In blocks, because more than 2 GiB of `string` cannot be joined. Words and tags are `large_string`.
+    words = pa.chunked_array((words_of(block, columns[0]) for block in blocks_of(table)), LISTS).combine_chunks()
     if not have_words(words).any():
         raise UserError(f"{source_of(table)} has no words in {columns[0]}: use the column of the words as {TEXT_FLAG}")
     return table, words
@@ -116,7 +118,7 @@ def targets_of(
     targets, scored = np.zeros(sizes.sum(), np.int64), labeled.repeat(sizes)
 
     def encode(part: pa.Table) -> Ints:
-        _, found, _ = words_and_tags(part, *columns)
+        found = pa.chunked_array((words_and_tags(block, *columns)[1] for block in blocks_of(part)), LISTS)
         with_rows = pa.table({TAGS: found, ROW_COLUMN: numbered(part)[ROW_COLUMN]})
         return tags.encode(with_content(with_rows.replace_schema_metadata(part.schema.metadata), None))
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from shared.cache.prepared import each_share
+from shared.datasets.rows import source_of
 from shared.datasets.tables import hold_out, limited
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
@@ -42,7 +43,7 @@ def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
         sample = first_texts(parts[0], TOKENIZER_BYTES)
         tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
     corpora = each_share(lambda each: tokenize_documents(each, tokenizer), parts)
-    return *select_parts(corpora, parts[0].source, config), tokenizer
+    return *select_parts(corpora, source_of(parts[0]), config), tokenizer
 
 
 def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]:
@@ -88,12 +89,10 @@ def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tup
         config: the settings.
 
     Raises:
-        UserError: there is only one document.
+        UserError: there is only one document, so none can be held out.
     """
     tables = [corpus.documents(source) for corpus in corpora]
     if len(tables) == 1:
-        if tables[0].num_rows < 2:
-            raise UserError(f"{source} has one document: add documents, to train and to validate on")
         tables = [*hold_out(tables[0], config.validation_split_percentage, config.seed)]
     train, validation = limited((tables[0], tables[1]), config)
     return (corpora[0], train), (corpora[-1], validation)

@@ -18,7 +18,7 @@ from shared.processes.ending import local_processes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 4  # part of the names of tokens in the cache: increase it when the files for the same texts change
+FORMAT = 5  # part of the names of tokens in the cache: increase it when the files for the same texts change
 
 
 class Encoder:

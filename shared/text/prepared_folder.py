@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
+from shared.checkpoints.digests import digest
 from shared.disk import is_url, remedy, sync
-from shared.errors import UserError
+from shared.errors import UserError, about
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder
 from shared.text.remote_tokens import RemoteTokens, block_digest, reserve
 from shared.text.token_files import Corpus
@@ -118,7 +118,7 @@ def write_prepared(
             "trained": trained,
             "block_bytes": BLOCK_BYTES,
             "corpora": listed,
-            "files": {str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in sorted(small)},
+            "files": {str(path.relative_to(folder)): [path.stat().st_size, digest(path)] for path in sorted(small)},
         }
         partial_index = folder / f"{INDEX}.partial"
         partial_index.write_text(json.dumps(index | {"digest": _digest_of_index(index)}))
@@ -140,11 +140,6 @@ def _copy(source: Path, target: Path) -> None:
 def _block_digests(file: Path) -> NDArray[np.uint64]:
     with file.open("rb") as stream:
         return np.array([block_digest(block) for block in iter(partial(stream.read, BLOCK_BYTES), b"")], np.uint64)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
 
 
 def _digest_of_index(index: Mapping[str, Any]) -> str:
@@ -171,12 +166,9 @@ def open_prepared(where: str, cache_gb: float | None) -> PreparedFolder:
         if cache_gb is not None:
             raise UserError(f"--cache_gb {cache_gb:g} has no effect on {source}, a folder here: remove it")
         here, tokens = Path(where), {}
-        if not (here / INDEX).is_file():
-            raise UserError(
-                f"{source} has no {INDEX}: give the folder that python -m shared.prepare --to {where} RECIPE FLAGS "
-                "writes"
-            )
-        index = _parsed((here / INDEX).read_bytes(), source)
+        with about(f"{source} (a folder, which should be one that python -m shared.prepare --to wrote)"):
+            content = (here / INDEX).read_bytes()
+        index = _parsed(content, source)
         for name in _damaged(here, index):
             raise UserError(
                 f"{source}/{name} is missing or differs from the index: prepare the data again, or copy the folder "
@@ -236,14 +228,14 @@ def _copy_small_files(remote: RemoteFolder, files: Mapping[str, tuple[int, str]]
         with (here / name).open("wb") as file:
             for start in range(0, size, REQUEST_BYTES):
                 file.write(remote.read(name, range(start, min(start + REQUEST_BYTES, size))))
-        if _digest(here / name) != expected:
+        if digest(here / name) != expected:
             raise UserError(f"{FLAG} {remote.url}/{name} differs from its index: copy the prepared folder there again")
 
 
 def _damaged(folder: Path, index: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files that are missing or differ from the index. Of the tokens, only both ends are read."""
     for name, (_, expected) in index["files"].items():
-        if not (folder / name).is_file() or _digest(folder / name) != expected:
+        if not (folder / name).is_file() or digest(folder / name) != expected:
             yield name
     digests, length, firsts = read_array(folder / BLOCKS), index["block_bytes"], _first_blocks(index)
     for (corpus, described), first, end in zip(index["corpora"].items(), firsts, firsts[1:], strict=False):

@@ -44,9 +44,11 @@ def refuse_empty(table: pa.Table, text_columns: Sequence[str]) -> None:
 
 
 def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
-    """Yield lists of at most BATCH_ROWS texts or text pairs, with about BATCH_BYTES."""
-    for batch in columns.to_batches(max_chunksize=BATCH_ROWS):
-        texts = [column.cast(pa.large_string()) for column in batch.columns]
+    """Yield lists of at most BATCH_ROWS texts or text pairs, with about BATCH_BYTES; "" for null and white space."""
+    nothing = pa.scalar("", pa.large_string())
+    for batch in filter(len, columns.to_reader(max_chunksize=BATCH_ROWS)):  # a list of all batches may be long
+        filled = (pc.fill_null(column.cast(nothing.type), nothing) for column in batch.columns)
+        texts = [pc.if_else(pc.utf8_is_space(column), nothing, column) for column in filled]
         ends = np.cumsum(sum(pc.binary_length(column).to_numpy() for column in texts))
         cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
         for start, end in pairwise([0, *cuts.tolist(), len(ends)]):

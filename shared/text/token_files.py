@@ -5,7 +5,6 @@ files are read, so the same files work for every --max_length.
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.division import Division, parts_of
-from shared.cache.prepared import Arrays, arrays_writer, build_once, key_digest, ranges, read_array, text_once
-from shared.datasets.rows import ROW_COLUMN, blocks_of, content_of, named, with_content
+from shared.cache.prepared import arrays_writer, build_once, key_digest, ranges, read_array, text_once
+from shared.datasets.rows import ROW_COLUMN, blocks_of, content_of, named, source_of, with_content
 from shared.errors import UserError, say
 from shared.plan.draws import Ints
-from shared.pretrained.tokenizers import check_unknown
-from shared.text.documents import BLOCK_ROWS, Documents
-from shared.text.encoder import Encoder
 from shared.text.masking import Masking
-from shared.text.tokenized import Rows
+from shared.text.tokenized import Rows, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,7 +54,7 @@ class Corpus:
         return with_content(named(pa.table({"begin": self.offsets[:-1]}), source), self.digest)
 
 
-def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase") -> Corpus:
+def tokenize_documents(documents: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> Corpus:
     """The tokens of the documents, without special tokens; "[MASK]" in a text is tokenized as text.
 
     All processes that call this divide the work: see `Division`. Documents without tokens are skipped, with a message.
@@ -70,34 +65,13 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
     """
     if not tokenizer.is_fast:
         raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
-    encoder = Encoder(tokenizer, None)
-
-    def make(rows: range) -> Iterator[Arrays]:
-        for texts in documents.batches(rows):
-            ids, lengths, _ = encoder.encode(texts)
-            unknown = np.array([np.count_nonzero(ids == encoder.unknown)])
-            skipped = np.array([np.count_nonzero(lengths == 0)])
-            offsets = np.cumsum(lengths[lengths > 0])
-            yield {"tokens": ids, "offsets": offsets, "unknown": unknown, "skipped": skipped}
-
-    division = Division(
-        f"corpus-{key_digest(encoder.identity, documents.content)}",
-        parts_of(len(documents.texts), BLOCK_ROWS),
-        make,
-        f"tokenizing {documents.source}",
-        places={"offsets": "tokens"},
-        first={"tokens": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},
-        threads=encoder.threads,
-    )
-    folder = division.build()
-    corpus = Corpus(folder, text_once(f"digest-{folder.name}", "digest", lambda: _digest(folder)))
-    skipped, unknown = (int(read_array(folder / f"{name}.npy").sum()) for name in ("skipped", "unknown"))
-    if not len(corpus.tokens):
-        raise UserError(f"{documents.source} contains no text: its {skipped:,} documents have no tokens")
+    found = tokenize(documents, documents.column_names, tokenizer, None)
+    source, skipped = source_of(documents), documents.num_rows - len(found)
+    if not len(found):
+        raise UserError(f"{source} contains no text: its {skipped:,} documents have no tokens")
     if skipped:
-        say(f"{documents.source}: {skipped:,} documents without text are skipped")
-    check_unknown(documents.source, unknown, len(corpus.tokens))
-    return corpus
+        say(f"{source}: {skipped:,} documents without text are skipped")
+    return Corpus(found.folder, text_once(f"digest-{found.folder.name}", "digest", lambda: _digest(found.folder)))
 
 
 def _digest(folder: Path) -> str:

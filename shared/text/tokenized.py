@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FORMAT = 3  # part of the names of tokenizers in the cache: increase it when training gives another tokenizer
-BLOCK_ROWS = 1 << 12  # of a table: 0.2 s of one core for texts of 150 characters
+BLOCK_ROWS = 1 << 12  # of a table, or more: 0.2 s of one core for texts of 150 characters
+BLOCK_DOCUMENTS = 1 << 10  # of a corpus, whose texts are longer
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -59,15 +60,12 @@ class TokenizedText(Dataset):
     Args:
         folder: of the files.
         targets: [N, ...], or their .npy file.
-        names: of the classes, if the targets are class ids.
     """
 
-    def __init__(
-        self, folder: Path, targets: np.ndarray | Path | None = None, names: Sequence[str] | None = None
-    ) -> None:
-        self.folder, self.names = folder, names
+    def __init__(self, folder: Path, targets: np.ndarray | Path | None = None) -> None:
+        self.folder = folder
         self.targets = read_array(targets) if isinstance(targets, Path) else targets
-        self.input_ids = read_array(folder / "input_ids.npy")
+        self.input_ids = read_array(folder / "tokens.npy")
         self.offsets = read_array(folder / "offsets.npy")
         types = folder / "token_type_ids.npy"
         self.token_type_ids = read_array(types) if types.exists() else None
@@ -90,7 +88,7 @@ class TokenizedText(Dataset):
         return Rows(lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples])
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.folder, self._targets_or_file(), self.names)
+        return type(self), (self.folder, self._targets_or_file())
 
     def _targets_or_file(self) -> np.ndarray | Path | None:
         return self.targets if self.targets is None else mapped_file(self.targets) or self.targets
@@ -109,9 +107,9 @@ class TokenizedText(Dataset):
             content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
         return content.hexdigest()
 
-    def with_targets(self, targets: np.ndarray, names: Sequence[str] | None = None) -> "TokenizedText":
-        """The same tokens with `targets` [N, …], such as the result of `Labels.encode`, and the names of classes."""
-        return TokenizedText(self.folder, targets, names)
+    def with_targets(self, targets: np.ndarray) -> "TokenizedText":
+        """The same tokens with `targets` [N, …], such as the result of `Labels.encode`."""
+        return TokenizedText(self.folder, targets)
 
 
 @dataclass(frozen=True)
@@ -159,12 +157,13 @@ def tokenize(
     table: pa.Table,
     text_columns: Sequence[str],
     tokenizer: "PreTrainedTokenizerBase",
-    max_length: int,
+    max_length: int | None,
     prompt: str = "",
 ) -> TokenizedText:
     """The tokens of one text column, or of the text pairs in two columns, truncated to `max_length` by the tokenizer.
 
     The texts of one column may get a prompt before them. All processes that call this divide the rows: see `Division`.
+    Without `max_length`, texts are whole and have no special tokens, and rows without text or tokens are left out.
 
     Raises:
         UserError: a column does not exist or is not text, a row has no text or no tokens, all words are unknown, or
@@ -172,34 +171,36 @@ def tokenize(
         Unfinished: see `Division.build`.
     """
     columns = texts_of(table, text_columns)
-    special = tokenizer.num_special_tokens_to_add(pair=len(text_columns) == 2)
-    if max_length <= special:
+    whole = max_length is None
+    special = 0 if whole else tokenizer.num_special_tokens_to_add(pair=len(text_columns) == 2)
+    if max_length is not None and max_length <= special:
         raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
     encoder = Encoder(tokenizer, max_length, prompt)
 
     def make(rows: range) -> Iterator[Arrays]:
         part = columns.slice(rows.start, len(rows))
-        if any(missing(table.slice(rows.start, len(rows)), name).any() for name in text_columns):
+        if not whole and any(missing(table.slice(rows.start, len(rows)), name).any() for name in text_columns):
             refuse_empty(table, text_columns)
         row = rows.start
         for batch in batches_of(part):
             ids, lengths, types = encoder.encode(batch)
-            if not lengths.all():
+            if not whole and not lengths.all():
                 raise UserError(
                     f"{where(table, row + int(lengths.argmin()))} has a text without tokens: remove the row"
                 )
             row += len(batch)
             unknown = np.array([np.count_nonzero(ids == encoder.unknown)])
-            arrays = {"input_ids": ids, "offsets": np.cumsum(lengths), "lengths": lengths.astype(np.int32)}
+            lengths = lengths[lengths > 0]
+            arrays = {"tokens": ids, "offsets": np.cumsum(lengths), "lengths": lengths.astype(np.int32)}
             yield arrays | {"unknown": unknown} | ({"token_type_ids": types} if encoder.with_types else {})
 
     division = Division(
         f"tokens-{key_digest(encoder.identity, digest_of(table, columns))}",
-        parts_of(table.num_rows, BLOCK_ROWS),
+        parts_of(table.num_rows, BLOCK_DOCUMENTS if whole else BLOCK_ROWS),
         make,
         f"tokenizing {source_of(table)}",
-        places={"offsets": "input_ids"},
-        first={"input_ids": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},
+        places={"offsets": "tokens"},
+        first={"tokens": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},
         threads=encoder.threads,
     )
     data = TokenizedText(division.build())

@@ -25,9 +25,3 @@ def test_a_class_label_is_recognized_in_the_metadata_of_a_table():
     assert label["names"] == ["no", "yes"], f"{DATASETS}: the names of a ClassLabel are elsewhere in the metadata"
     assert not of_datasets.is_class_label(of_datasets.feature(table, "size"))
     assert of_datasets.feature(pa.table({"label": [0, 1]}), "label") == {}
-
-
-def test_a_data_set_that_is_not_in_the_cache_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises((OSError, ValueError), match="cache for owner/absent"):
-        of_datasets.load_cached("owner/absent", None)

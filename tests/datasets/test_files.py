@@ -9,9 +9,10 @@ from large_data import COMPRESS
 from runs import refusal
 
 from shared.config import options
-from shared.datasets.rows import column_of, source_of, typed_column_of, where
+from shared.datasets.rows import column_of, content_of, source_of, typed_column_of, where
 from shared.datasets.tables import load_tables, read_file
 from shared.options.data_options import DataOptions
+from shared.tagging.tagged_texts import read_files
 from shared.text.documents import load_documents, of_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -38,7 +39,7 @@ def write(path, rows):
 
 
 def texts_of(documents):
-    return documents.texts.to_pylist()
+    return documents["text"].to_pylist()
 
 
 def refusals(given):
@@ -83,9 +84,9 @@ def test_several_files_are_read_in_the_order_of_their_names_however_they_are_giv
         assert source_of(table) == f"--train_file {' '.join(given)}"
         documents = of_files(given, "--train_file", "text")
         assert texts_of(documents) == [text for text, _ in ROWS]
-        digest = documents.content
+        digest = content_of(documents)
     (tmp_path / "data").rename(tmp_path / "moved")
-    assert of_files([str(tmp_path / "moved")], "--train_file", "text").content == digest
+    assert content_of(of_files([str(tmp_path / "moved")], "--train_file", "text")) == digest
 
 
 def test_after_a_split_a_row_is_named_by_its_file_and_number(tmp_path):
@@ -163,6 +164,8 @@ def test_a_delimiter_that_is_invalid_or_without_effect_is_refused(tmp_path):
     config = DataOptions(train_file=(write(tmp_path / "a.jsonl", ROWS),), csv_delimiter=";")
     for load in (lambda: load_tables(config, ["text"], ["label"]), lambda: load_documents(config, "text")):
         assert refusal(load).startswith("--csv_delimiter ; has no effect on --train_file ")
+    conll = [write(tmp_path / "a.tsv", ROWS)]
+    assert "--csv_delimiter ; has no effect on" in refusal(read_files, conll, "--train_file", csv_delimiter=";")
     for mark in (";;", "", '"', "\n", "é"):
         assert "must be one character" in refusal(options.check, DataOptions(train_file=("a.csv",), csv_delimiter=mark))
 

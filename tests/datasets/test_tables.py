@@ -1,6 +1,6 @@
 """Tables from files, saved data sets and the Hub, with their training and validation parts."""
 
-import socket
+import shutil
 
 import datasets
 import pyarrow as pa
@@ -15,6 +15,7 @@ from shared.datasets.rows import source_of, where
 from shared.datasets.tables import read_hub, read_saved
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
+from shared.extras import hub
 from shared.options.data_options import DataOptions
 
 
@@ -85,29 +86,32 @@ def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_h
 def test_a_dataset_that_was_loaded_before_needs_no_network_and_another_suggests_the_embedded_data(
     monkeypatch, tmp_path
 ):
-    """The Hub is at a closed port, and a call of its client fails the test."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("it would try again for 24 s"))
     with pytest.raises(UserError, match=r"--dataset_name a/b --dataset_config_name c is .*remove --dataset_name"):
         read_hub("a/b", "c")
 
-    class Tiny(datasets.GeneratorBasedBuilder):
+    class Tiny(datasets.ArrowBasedBuilder):
         def _info(self):
-            return datasets.DatasetInfo(features=datasets.Features({"text": datasets.Value("string")}))
+            return datasets.DatasetInfo()
 
         def _split_generators(self, _dl_manager):
             return [datasets.SplitGenerator("train", {"count": 4}), datasets.SplitGenerator("validation", {"count": 2})]
 
-        def _generate_examples(self, count):
-            yield from ((i, {"text": f"text {i}"}) for i in range(count))
+        def _generate_tables(self, count):
+            yield 0, pa.table({"text": [self.config.name] * count})
 
-    Tiny(cache_dir=str(tmp_path), repo_id="someone/tiny", dataset_name="tiny", hash="abc").download_and_prepare()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    train, validation = load(dataset_name="someone/tiny")
-    assert (train.num_rows, validation.num_rows) == (4, 2)
-    assert where(train, 1) == "row 2 of --dataset_name someone/tiny (split train)"
+    for config in ("other", "default"):  # first the only one in the cache
+        Tiny(str(tmp_path), "tiny", config, hash="abc", repo_id="someone/tiny").download_and_prepare()
+        train, validation = load(dataset_name="someone/tiny")
+        assert [part["text"].to_pylist() for part in (train, validation)] == [[config] * 4, [config] * 2]
+        assert where(train, 1) == "row 2 of --dataset_name someone/tiny (split train)"
+    shutil.rmtree(tmp_path / "someone___tiny/default")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "unreachable", lambda _: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given: {given: datasets.Dataset.from_dict({})})
+    assert [*read_hub("someone/tiny", None)] == [("someone/tiny", None)], "which config is the default one"
 
 
 USUAL = ["valid", "dev", "Validation", "dev_matched"]

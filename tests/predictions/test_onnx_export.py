@@ -167,7 +167,6 @@ def test_what_is_missing_is_named(alone, texts, tmp_path, monkeypatch):
     assert "at most one file, then the flags: OUTPUT_DIR [FILE]" in refusal(export_model)
     assert "give a FILE" in refusal(export_model, shutil.copytree(run / "model", tmp_path / "bare"))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    message = refusal(export_model, run)
-    assert message.startswith("onnxruntime is not installed: pip install onnx onnxscript onnxruntime, in the versions")
+    assert refusal(export_model, run).startswith("ONNX needs pip install onnx onnxscript onnxruntime: ")
     (run / "model/config.json").unlink()
     assert "only models of transformers can be exported" in refusal(export_model, run)

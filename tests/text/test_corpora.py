@@ -17,7 +17,8 @@ from shared.datasets.rows import ROW_COLUMN, named, numbered
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.text import documents as documents_module
-from shared.text import table_texts, token_files
+from shared.text import table_texts
+from shared.text import tokenized as tokenized_module
 from shared.text.corpus import select_parts
 from shared.text.documents import of_files, of_table
 from shared.text.encoder import Encoder
@@ -29,7 +30,7 @@ ROWS = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
 FEW = 9  # documents in a small file
 SMALL = {
     (documents_module, "GROUP_BYTES"): 2000,
-    (token_files, "BLOCK_ROWS"): 30,
+    (tokenized_module, "BLOCK_DOCUMENTS"): 30,
     (table_texts, "BATCH_ROWS"): 10,
     (readers_module, "BLOCK_BYTES"): 300,
     (arrow_files, "IN_MEMORY"): 1000,
@@ -116,7 +117,7 @@ def test_a_held_out_part_is_a_function_of_the_seed_and_limits_keep_some_document
     assert {*limited[0]} <= {*train}
     assert {*limited[1]} <= {*held}
     assert [len(part) for part in numbers(2, max_eval_samples=3)] == [50, 3]
-    with pytest.raises(UserError, match="here has one document"):
+    with pytest.raises(UserError, match="here has one row: add rows"):
         select_parts([of_texts(["one"], word_tokenizer())], "here", DataOptions())
 
 

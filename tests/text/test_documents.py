@@ -15,17 +15,18 @@ from runs import refusal
 from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import blocks_of_lines, line_number
+from shared.datasets.rows import content_of
 from shared.options.data_options import DataOptions
 from shared.text import documents as documents_module
 from shared.text.documents import first_texts, load_documents, of_files, of_table, small_together
+from shared.text.table_texts import batches_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_end_of_a_line_is_not_part_of_a_document(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"\xef\xbb\xbfone \r\n\r\n two\tthree\nfour")
-    found = of_files([str(tmp_path / "corpus.txt")], "--train_file", "text")
-    assert found.texts.to_pylist() == ["one ", "", " two\tthree", "four"]
+    assert read([tmp_path / "corpus.txt"])["text"].to_pylist() == ["one ", "", " two\tthree", "four"]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["written over", "put in its place"])
@@ -33,14 +34,14 @@ def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, 
     """rsync -t and cp -p write such files."""
     path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
     path.write_text("one\n")
-    before, digest = path.stat(), of_files([str(path)], "--train_file", "text").content
-    assert of_files([str(path)], "--train_file", "text").content == digest
+    before, digest = path.stat(), content_of(read([path]))
+    assert content_of(read([path])) == digest
     time.sleep(0.05)  # the kernel's clock for file times has a resolution of a few milliseconds
     other.write_text("two\n")
     other.replace(path) if replaced else path.write_text("two\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    assert of_files([str(path)], "--train_file", "text").content != digest
+    assert content_of(read([path])) != digest
 
 
 def test_other_columns_of_a_json_file_may_have_different_types_in_each_row(tmp_path):
@@ -48,15 +49,14 @@ def test_other_columns_of_a_json_file_may_have_different_types_in_each_row(tmp_p
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "corpus.json").write_text(json.dumps(rows))
     for name in ("corpus.jsonl", "corpus.json"):
-        found = of_files([str(tmp_path / name)], "--train_file", "text")
-        assert found.texts.to_pylist() == ["a", "2020-01-01", None]
-        assert [*found.batches(range(3))] == [["a", "2020-01-01", ""]]
+        assert read([tmp_path / name])["text"].to_pylist() == ["a", "2020-01-01", None]
+        assert [*batches_of(read([tmp_path / name]))] == [["a", "2020-01-01", ""]]
 
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
     monkeypatch.undo()  # the user's cache: gathering takes a while, and other tests have done it
     train, validation = load_documents(DataOptions(), "text")
-    sizes = [part.texts.nbytes for part in (train, validation)]
+    sizes = [part.nbytes for part in (train, validation)]
     assert sum(sizes) > 5e6
     assert 0.05 < sizes[1] / sum(sizes) < 0.3
 
@@ -130,9 +130,9 @@ def test_blocks_hold_each_line_once(tmp_path_factory, words, mark, ends, size):
 def test_every_kind_of_file_has_its_documents(small_blocks, tmp_path, kind):
     """test_files.py has the other kinds, and compressed files."""
     documents = read([write(tmp_path, f"a.{kind}")])
-    assert documents.texts.to_pylist() == TEXTS
-    blocks = [[*documents.batches(range(start, min(start + 7, 60)))] for start in range(0, 60, 7)]
-    assert [text for block in blocks for batch in block for text in batch] == TEXTS, "also some of them"
+    assert documents["text"].to_pylist() == TEXTS
+    batches = [batch for start in range(0, 60, 7) for batch in batches_of(documents.slice(start, 7))]
+    assert [text for batch in batches for text in batch] == TEXTS, "also some of them"
 
 
 def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, monkeypatch):
@@ -147,7 +147,7 @@ def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, 
     with only_task(1, 2):
         again = read(names)
     assert "".join(loaded) == "bcda" + "dabc"
-    assert first.texts.to_pylist() == again.texts.to_pylist() == 4 * TEXTS
+    assert first["text"].to_pylist() == again["text"].to_pylist() == 4 * TEXTS
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 12))

@@ -10,7 +10,7 @@ import torch
 from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
-from shared.datasets.rows import with_labels
+from shared.datasets.rows import decided
 from shared.datasets.tables import hold_out, read_file
 from shared.losses import losses
 from shared.plan.batches import Plan
@@ -78,7 +78,7 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
         pa.set_memory_pool(pool)
         tracemalloc.start()
         try:
-            table, _ = with_labels(read_file(str(path), "--train_file"), None, "label", None)
+            table = decided(read_file(str(path), "--train_file"), "label", None)
             parts = hold_out(table, 10, 0, Labels.from_table(table, "label").encode(table))
             labels = Labels.from_table(parts[0], "label")
             for part in parts:

@@ -220,7 +220,7 @@ def with_format_1(path):
 @pytest.mark.parametrize(
     ("name", "damage", "here", "behind_url"),
     [
-        ("index.json", remove, "has no index.json: give the folder", "/index.json does not exist: check the URL"),
+        ("index.json", remove, "python -m shared.prepare --to wrote", "/index.json does not exist: check the URL"),
         ("index.json", change_the_end, "index.json is damaged", "index.json is damaged"),
         ("index.json", with_format_1, "format 1, and this version reads 2", "has format 1"),
         ("training/offsets.npy", change_the_end, "/training/offsets.npy is missing or differs", "differs from its"),

@@ -26,6 +26,7 @@ from shared.errors import UserError, count_of, listed
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
+NEW_RUN = "begin a new run in another --output_dir, without --resume_from_checkpoint and --decay_from"
 
 
 def complete(output_dir: str | Path) -> dict[int, Path]:
@@ -189,8 +190,7 @@ def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
             f"{path} cannot be loaded into this model ({reason}): it was saved by other code or another version of "
-            "transformers, or a file can no longer be read; restore that, or begin a new run in another --output_dir, "
-            "without --resume_from_checkpoint"
+            f"transformers, or a file can no longer be read; restore that, or {NEW_RUN}"
         ) from None
 
 

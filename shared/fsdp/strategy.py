@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from shared.checkpoints.resuming import NEW_RUN
 from shared.compat import of_accelerate
 from shared.config.options import Rule
 from shared.errors import UserError
@@ -101,7 +102,7 @@ class Fsdp(Ddp):
         if not checkpoints.is_in(path):
             raise UserError(
                 f"{path} was saved without FSDP and cannot be resumed with it: start without "
-                "accelerate_configs/fsdp.yaml, or begin a new run in another --output_dir"
+                f"accelerate_configs/fsdp.yaml, or {NEW_RUN}"
             )
         checkpoints.load(path, model, optimizer)
 

@@ -46,7 +46,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
     sends the result to the others. Nothing in the folder is changed yet, except by a hook that adds checkpoints.
 
     Raises:
-        UserError: the folder cannot be written, is in use, holds a run with other settings, or contradicts
+        UserError: the folder cannot be written, is in use, belongs to a run with other settings, or contradicts
             --save_on_each_node; or see `resuming.find`.
     """
     output_dir = Path(config.output_dir)
@@ -99,7 +99,7 @@ def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
         raise UserError(
             f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
             f"order; this code has version {draws.VERSION}): finish it with the version of this project that began it, "
-            "or begin a new run in another --output_dir, without --resume_from_checkpoint"
+            f"or {resuming.NEW_RUN}"
         )
 
 
@@ -131,23 +131,11 @@ def refuse_another_run(
         UserError: shows the differences, how to resume, and how to begin a new run.
     """
     changed = {name: it for name, it in options.differences(stored, config).items() if name not in may_differ}
-    if not changed:
-        return
-    here = Path(config.output_dir).resolve()
-    if where.resolve() == here or where.resolve().parent == resuming.folder(here):
+    if changed:
         raise UserError(
-            f"{where} holds a run with other settings{shown(changed)}: use the old values to resume it, or another "
-            "--output_dir for a new run"
+            f"{where} belongs to a run with other settings{shown(changed)}: use the old values to resume it, or "
+            f"{resuming.NEW_RUN}"
         )
-    raise UserError(
-        f"{where} belongs to a run with other settings{shown(changed)}: use the old values to resume it, or leave out "
-        f"--{flag_of(config)} for a new run, which can start from the model/ of the old one with --model_name_or_path"
-    )
-
-
-def flag_of(config: options.Options) -> str:
-    """The flag by which a run begins with the checkpoint of another one."""
-    return "decay_from" if config.decay_from else "resume_from_checkpoint"
 
 
 def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -178,8 +166,8 @@ def moved(
             result[name] = old, new
         if name == MODEL and old == new and None not in (model_before, model) and model_before != model:
             raise UserError(
-                f"--{MODEL} {new}: its config has changed since this run began: restore it to resume, or name another "
-                "--output_dir for a new run"
+                f"--{MODEL} {new}: its config has changed since this run began: restore it to resume, or "
+                f"{resuming.NEW_RUN}"
             )
     return result
 
@@ -190,7 +178,7 @@ def places(names: str | Sequence[str]) -> list[Path]:
     return [Path(path) for name in each for path in (sorted(glob.glob(name)) or [name])]  # noqa: PTH207
 
 
-def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Options, *datasets: Any) -> None:
+def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
     """Refuse data that have changed since the run began, and data that differ between the machines.
 
     Call it on every process. Each data set has a `digest()` of its content, which the checkpoints keep.
@@ -216,10 +204,9 @@ def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Op
                 "library versions"
             )
     if progress.data not in (None, digests):
-        given = config.decay_from or config.resume_from_checkpoint not in ("auto", "never")
         raise UserError(
             "the data have changed since this run began, or other library versions prepared them: restore them to "
-            f"resume, or begin a new run in another --output_dir{f', without --{flag_of(config)}' * bool(given)}"
+            f"resume, or {resuming.NEW_RUN}"
         )
     progress.data = digests
 
@@ -276,7 +263,7 @@ def compare_data(
             raise UserError(problem)
         if problem:
             return f"; its data was not compared ({problem})"
-    refuse_changed_data(accelerator, progress, config, *datasets)
+    refuse_changed_data(accelerator, progress, *datasets)
     return ""
 
 

@@ -23,14 +23,13 @@ from shared.processes import barrier, rules
 from shared.processes.rules import uses_fsdp
 from shared.run.training_run import Ddp
 
-ALLOWED = {"FSDP_OFFLOAD_PARAMS": ("true", "false")}  # with 1 Accelerate offloads, but without gloo for the host
 RULES = (
     Rule(
         lambda it: it.sharded and it.env.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false").lower() not in rules.FALSE,
         "fsdp_cpu_ram_efficient_loading is true, the default of Accelerate: only one process would load the weights, "
         "and none sends them to the others: set it to false",
     ),
-    Rule(lambda it: rules.first_not_allowed(ALLOWED, it.env), "{found}"),
+    rules.one_of(("true", "false"), "FSDP_OFFLOAD_PARAMS"),  # with 1 Accelerate offloads, but without gloo for the host
     Rule(
         lambda it: it.sharded and it.on_cpu and not rules.cpu_requested(it.env),
         "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "

@@ -30,7 +30,7 @@ from benchmarks.harness.kernels import kernels_per_step
 from benchmarks.harness.launching import ROOT
 from benchmarks.harness.photos import write_photos
 from benchmarks.harness.random_documents import random_words, word_tokenizer
-from shared.compat import of_torch
+from shared.compat import of_torch, of_torch_models
 from shared.config import options
 from shared.extras import curves
 from shared.metrics.task_metrics import TaskMetrics
@@ -138,7 +138,7 @@ def with_dense_head(replace: Any, recipe: Any) -> None:
                 output["logits"] = output.logits.flatten(0, 1).index_select(0, masked)
             return output
 
-        of_torch.replace_forward(model, forward_all)
+        of_torch_models.replace_forward(model, forward_all)
 
     replace(recipe, "predict_only_masked", predict_all)
 

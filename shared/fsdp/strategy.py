@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shared.checkpoints.resuming import NEW_RUN
-from shared.compat import of_accelerate
+from shared.compat import of_accelerate_fsdp
 from shared.config.options import Rule
 from shared.errors import UserError
 from shared.fsdp import checkpoints
@@ -62,7 +62,7 @@ class Sharding(Hook):
         """Choose how the processes hold the model."""
         run.strategy = Fsdp() if uses_fsdp(os.environ) else Whole()
         if uses_fsdp(os.environ) and run.accelerator.device.type == "cpu":
-            of_accelerate.use_fsdp_on_cpu(run.accelerator)
+            of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
 
 
 class Whole(Ddp):
@@ -131,7 +131,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
     barrier.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    settings = of_accelerate.fsdp_settings(accelerator)
+    settings = of_accelerate_fsdp.fsdp_settings(accelerator)
     for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images
         each.data = each.data.contiguous()
     for layer in units(model):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from shared.compat import of_torch
+from shared.compat import of_torch, of_torch_models
 from shared.errors import UserError, listed, say
 from shared.monitoring.hooks import Hook
 
@@ -108,7 +108,7 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
 
 def compiled(model: nn.Module) -> bool:
     """Whether some layers of a model are compiled. Hooks inside compiled layers do not run."""
-    return any(of_torch.is_compiled(module) for module in model.modules())
+    return any(of_torch_models.is_compiled(module) for module in model.modules())
 
 
 def is_short(model: nn.Module) -> bool:

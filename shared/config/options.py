@@ -180,6 +180,17 @@ class Options:
         """A digest of the settings that a local pretrained model has in its folder; None: there is none."""
         return None
 
+    def moved(self, state: Mapping[str, Any], model: str | None) -> dict[str, tuple[str, str]]:
+        """The settings whose data or model may be at another path than in a checkpoint, as {field: (old, new)}.
+
+        `state` is its state.json; `model` is the `model_digest` of now.
+        """
+        return {}
+
+    def misses_data(self) -> bool:
+        """Whether a path of the data or of the model does not exist."""
+        return False
+
     @property
     def max_tokens(self) -> int | None:
         """--max_tokens_per_micro_batch, the budget of a micro-batch, of settings that have it; None: no limit."""

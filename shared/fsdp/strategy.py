@@ -17,7 +17,7 @@ from shared.compat import of_accelerate_fsdp
 from shared.config.options import Rule
 from shared.errors import UserError
 from shared.fsdp import checkpoints
-from shared.models.trainable import repeated_layers
+from shared.models.trainable import SaverWithoutFrozen, load_without_frozen, repeated_layers
 from shared.monitoring.hooks import Hook
 from shared.processes import barrier, rules
 from shared.processes.rules import uses_fsdp
@@ -66,14 +66,16 @@ class Sharding(Hook):
 
 
 class Whole(Ddp):
-    """DDP, which also reads sharded checkpoints."""
+    """DDP, which also reads sharded checkpoints, and saves no frozen parameters of a pretrained model."""
+
+    saver = SaverWithoutFrozen
 
     def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
         """Load the tensors of a checkpoint of either kind."""
         if checkpoints.is_in(path):
             checkpoints.load(path, model, optimizer)
         else:
-            super().load(path, model, optimizer, registered)
+            load_without_frozen(path, model, optimizer, registered)
 
 
 class Fsdp(Ddp):

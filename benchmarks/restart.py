@@ -39,7 +39,7 @@ PHASES = ("detect", "restart", "reload", "redo")
 def work(events: Path, recipe: Path) -> None:
     """Train as a process of a launch, and note its pid, and from when until when it loaded the checkpoint."""
     from shared.checkpoints import resuming
-    from shared.run import command
+    from shared.run import command, recipes
 
     file, load = events / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}.json", resuming.load
     file.write_text(json.dumps({"pid": os.getpid()}))
@@ -50,7 +50,7 @@ def work(events: Path, recipe: Path) -> None:
         file.write_text(json.dumps({"started": started, "loaded": time.time()}))
 
     resuming.load = timed_load
-    module = command.load_recipe(recipe)
+    module = recipes.load_recipe(recipe)
     command.run(module.main, module.Config)
 
 

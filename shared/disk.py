@@ -1,4 +1,4 @@
-"""Write and replace files, give the usual permissions, say what mends an error, tell URLs from paths."""
+"""Write and replace files, give the usual permissions, say what mends an error."""
 
 import errno
 import os
@@ -65,8 +65,3 @@ def usual_permissions(folder: Path) -> None:
     probe.unlink()
     for path in (folder, *folder.rglob("*")):
         path.chmod(of_files | (of_files & 0o444) >> 2 if path.is_dir() else of_files)
-
-
-def is_url(name: str) -> bool:
-    """Whether a setting names a URL, such as s3://bucket/folder, and no path of this machine."""
-    return "://" in name

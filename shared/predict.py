@@ -82,7 +82,7 @@ def prediction_of(accelerator: Any, request: Request, how: Predict | None = None
         UserError: the input or the model cannot be used, or the data of the run have changed.
     """
     prediction = (how or KINDS[request.kind])(accelerator, request)
-    refuse_changed_data(accelerator, Progress(), request.config, prediction.data)
+    refuse_changed_data(accelerator, Progress(), prediction.data)
     if request.file is None and request.digests_of_run[1:] not in ([], [prediction.data.digest()]):
         raise UserError(
             f"the validation data are no longer those of the run in {request.run}: restore them, or give a FILE"

@@ -31,7 +31,7 @@ from shared.errors import UserError, about, aligned
 from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
 from shared.processes.agreement import Place
 from shared.run import launch_card
-from shared.run.command import load_recipe
+from shared.run.recipes import load_recipe
 from shared.run.training_run import Ddp
 
 ROUNDS = 5

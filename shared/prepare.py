@@ -33,7 +33,8 @@ from shared.config import options
 from shared.errors import UserError, count_of, say
 from shared.images.sources import Images
 from shared.processes import ending, signals
-from shared.run.command import load_recipe, require_numbers
+from shared.run.command import require_numbers
+from shared.run.recipes import load_recipe
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus
 

@@ -30,8 +30,9 @@ from benchmarks.harness.kernels import kernels_per_step
 from benchmarks.harness.launching import ROOT
 from benchmarks.harness.photos import write_photos
 from benchmarks.harness.random_documents import random_words, word_tokenizer
-from shared.compat import of_torch
+from shared.compat import of_torch_models
 from shared.config import options
+from shared.encoders import packing
 from shared.metrics.task_metrics import TaskMetrics
 from shared.plan.loading import Loader
 from shared.report import page
@@ -138,14 +139,14 @@ def with_dense_head(replace: Any, recipe: Any) -> None:
                 output["logits"] = output.logits.flatten(0, 1).index_select(0, masked)
             return output
 
-        of_torch.replace_forward(model, forward_all)
+        of_torch_models.replace_forward(model, forward_all)
 
     replace(recipe, "predict_only_masked", predict_all)
 
 
 def with_padded_attention(replace: Any, recipe: Any) -> None:
     """Attend as a torch without FlashAttention does."""
-    replace(of_torch, "HAS_FLASH_ATTENTION", False)
+    replace(packing, "why_not_flash", lambda *_: "padded for comparison")
 
 
 CHANGES = {

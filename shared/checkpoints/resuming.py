@@ -8,7 +8,7 @@ kept: every draw of a run is a function of (seed, step or epoch, sample or micro
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from torch import nn
 from shared.checkpoints import digests, folders
 from shared.checkpoints.folders import folder, path_of
 from shared.checkpoints.progress import Progress
-from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_optimizer, modules_by_file
+from shared.checkpoints.states import load_model, load_optimizer, modules_by_file
 from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError, count_of, listed
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
+NEW_RUN = "begin a new run in another --output_dir, without --resume_from_checkpoint and --decay_from"
 
 
 def complete(output_dir: str | Path) -> dict[int, Path]:
@@ -143,31 +144,13 @@ def read_state(path: Path) -> State:
     return json.loads((path / "state.json").read_text())
 
 
-def load_tensors(path: Path, model: nn.Module, optimizer: Any, registered: list[nn.Module]) -> None:
-    """Load each file of a checkpoint into the object that it was saved from."""
+def load_tensors(
+    path: Path, model: nn.Module, optimizer: Any, registered: list[nn.Module], may_lack: Collection[str] = ()
+) -> None:
+    """Load each file of a checkpoint into the object that it was saved from; the model's may lack some parameters."""
     for file, module in modules_by_file(model, registered).items():
-        if module is model:
-            load_weights(model, path, file)
-        else:
-            load_model(module, path / file)
+        load_model(module, path / file, may_lack if module is model else ())
     load_optimizer(path, model, optimizer)
-
-
-def load_weights(model: nn.Module, path: Path, file: str) -> None:
-    """Load a model from a file of a checkpoint, which may lack the frozen parameters of a pretrained model.
-
-    Raises:
-        RuntimeError: the file lacks other parameters of the model, has others, or has other shapes.
-        UserError: the frozen parameters differ from those of the run that saved the checkpoint.
-    """
-    frozen = frozen_parameters(model)
-    stored = read_state(path).get("frozen") if frozen else None
-    load_model(model, path / file, may_lack=frozen if stored else ())
-    if stored and stored != {digests.ALGORITHM: digest_of(frozen.values())}:
-        raise UserError(
-            f"{path} belongs to a run with other frozen weights: --model_name_or_path must name the model with which "
-            "the run began, unchanged"
-        )
 
 
 def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_tensors) -> None:
@@ -177,7 +160,7 @@ def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_
 
     Raises:
         UserError: the model or the optimizer in the checkpoint has other shapes; a file cannot be read; or see
-            `load_weights` and `of_accelerate.prepared`.
+            `of_accelerate.prepared`.
     """
     try:
         load_objects(path, *of_accelerate.prepared(accelerator))
@@ -189,8 +172,7 @@ def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
         raise UserError(
             f"{path} cannot be loaded into this model ({reason}): it was saved by other code or another version of "
-            "transformers, or a file can no longer be read; restore that, or begin a new run in another --output_dir, "
-            "without --resume_from_checkpoint"
+            f"transformers, or a file can no longer be read; restore that, or {NEW_RUN}"
         ) from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared.checkpoints import digests, folders
+from shared.checkpoints import folders
 from shared.checkpoints.folders import Job, complain
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.staging import Changed, Staging
@@ -18,9 +18,7 @@ from shared.checkpoints.states import (
     OPTIMIZER,
     Tensors,
     Values,
-    digest_of,
     distinct,
-    frozen_parameters,
     modules_by_file,
     optimizer_state,
     state_tensors,
@@ -50,8 +48,6 @@ class Saver:
     checkpoint is written before `save` returns if memory is short. A save that fails prints a warning, the run
     continues, and the next save tries again. If that one fails as well, more than an interval of work could be lost:
     the run waits for its disk, or ends (--failed_saves). `finish` waits for the last save and requires it to succeed.
-    Frozen parameters of a pretrained model are not written: a resumed run loads them from --model_name_or_path and
-    compares their digest.
 
     Raises:
         UserError: a registered object is no module, or see `of_accelerate.prepared`.
@@ -67,7 +63,6 @@ class Saver:
             )
         self.writes = self.takes_part = writes(accelerator, config)
         self.settings = options.plain(config)
-        self.frozen, self.frozen_digest = self._frozen()
         self.versions = versions()
         self.in_background = True
         self.staging: Staging | None = None
@@ -106,7 +101,7 @@ class Saver:
         """Begin to copy and write the state, or write it."""
         tensors, values = self._state_of_objects()
         with about("a checkpoint cannot hold the state of an optimizer"):
-            content = json.dumps(self._state(progress) | values, indent=1).encode()
+            content = json.dumps(self.state(progress) | values, indent=1).encode()
         self.job = Job(
             folders.path_of(self.config.output_dir, progress.step),
             tensors,
@@ -189,22 +184,16 @@ class Saver:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         return {tensor.data_ptr() for tensor in (*parameters, *state_tensors(inner(self.optimizer)))}
 
-    def _frozen(self) -> tuple[set[str], dict[str, str] | None]:
-        """The names of the parameters that checkpoints leave out, and their digest, by its algorithm."""
-        if self.config.pretrained is None:
-            return set(), None
-        frozen = frozen_parameters(self.model)
-        return {*frozen}, {digests.ALGORITHM: digest_of(frozen.values())} if frozen else None
+    def tensors_of(self, module: nn.Module) -> Tensors:
+        """The tensors of the model or of a registered module that a checkpoint keeps."""
+        return module.state_dict()
 
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
         """The tensors of the model, the optimizer and registered modules, by file and name, and their plain values."""
         scaler = self.accelerator.scaler
         values: Values = {"scaler": scaler.state_dict() if scaler is not None else None}
-        files = {}
-        for file, module in modules_by_file(self.model, self.others).items():
-            left_out = self.frozen if module is self.model else ()
-            state = module.state_dict()
-            files[file] = distinct({name: tensor for name, tensor in state.items() if name not in left_out})
+        modules = modules_by_file(self.model, self.others)
+        files = {file: distinct(self.tensors_of(module)) for file, module in modules.items()}
         files[OPTIMIZER], described = optimizer_state(self.model, self.optimizer)
         return files, values | {"optimizers": [described]}
 
@@ -242,7 +231,7 @@ class Saver:
         if self.writes:
             complain(f"warning: {self.problem}")
 
-    def _state(self, progress: Progress) -> dict[str, Any]:
+    def state(self, progress: Progress) -> dict[str, Any]:
         """The content of state.json."""
         return progress.state() | {
             "epoch": self.plan.epochs_completed(progress.step),
@@ -251,7 +240,6 @@ class Saver:
             "world_size": self.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             "versions": self.versions,
-            "frozen": self.frozen_digest,
         }
 
 

@@ -7,7 +7,7 @@ registered_0.safetensors  a module that was registered for checkpoints: the aver
 
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from shared.checkpoints import digests
 from shared.errors import listed
 from shared.optimization.optimizers import inner
 
@@ -168,21 +167,3 @@ def distinct(state: Tensors) -> Tensors:
 def identity(name: str, tensor: Tensor) -> Any:
     """What tied tensors of a state dict have in common, and all others do not."""
     return (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name
-
-
-def frozen_parameters(model: nn.Module) -> Tensors:
-    """The parameters that are not trained, under all of their names."""
-    return {
-        name: parameter.detach()
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if not parameter.requires_grad
-    }
-
-
-def digest_of(tensors: Iterable[Tensor]) -> str:
-    """A digest of shapes, dtypes and values."""
-    found = digests.new()
-    for tensor in tensors:
-        found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
-        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()

@@ -1,4 +1,4 @@
-"""Private and undocumented attributes of Accelerate: prepared objects, the process state, handlers, FSDP."""
+"""Private and undocumented attributes of Accelerate: prepared objects, the process state, handlers."""
 
 from typing import Any
 
@@ -42,21 +42,3 @@ def reset_state(processes: bool) -> None:
 
     AcceleratorState._reset_state(reset_partial_state=processes)
     GradientState._reset_state()
-
-
-def fsdp_settings(accelerator: Any) -> Any:
-    """`AcceleratorState.fsdp_plugin`, undocumented: what the launcher's `fsdp_config` asks for."""
-    return accelerator.state.fsdp_plugin
-
-
-def use_fsdp_on_cpu(accelerator: Any) -> None:
-    """`distributed_type` and `fsdp_plugin` of Accelerate's states: what it sets for FSDP itself, but only on GPUs.
-
-    On a CPU it drops FSDP without a word and would wrap the model by DDP.
-    """
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-
-    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()  # reads the launcher's environment variables
-    for state in (PartialState(), accelerator.state):  # each new AcceleratorState copies the former
-        state.distributed_type = DistributedType.FSDP

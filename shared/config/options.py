@@ -180,6 +180,17 @@ class Options:
         """A digest of the settings that a local pretrained model has in its folder; None: there is none."""
         return None
 
+    def moved(self, state: Mapping[str, Any], model: str | None) -> dict[str, tuple[str, str]]:
+        """The settings whose data or model may be at another path than in a checkpoint, as {field: (old, new)}.
+
+        `state` is its state.json; `model` is the `model_digest` of now.
+        """
+        return {}
+
+    def misses_data(self) -> bool:
+        """Whether a path of the data or of the model does not exist."""
+        return False
+
     @property
     def max_tokens(self) -> int | None:
         """--max_tokens_per_micro_batch, the budget of a micro-batch, of settings that have it; None: no limit."""
@@ -317,7 +328,7 @@ def save(config: Options, path: str | Path) -> None:
     """Write all settings to `path` as YAML, in field order; `parse` with --config PATH returns an equal Config.
 
     The first lines are comments: the names of the settings without an effect on the result, for `shared.compare`, and
-    the recipe, for `recipe_of`.
+    the recipe, for `recipe_of` of shared/run/recipes.py.
 
     The file is complete or does not exist. Settings contain no secrets: keys and tokens come from the environment.
     """
@@ -332,16 +343,6 @@ def save(config: Options, path: str | Path) -> None:
 def load(path: str | Path) -> dict[str, Any]:
     """Read the settings that `save` wrote to `path`: {field: value}, tuples as lists; UserError if that fails."""
     return command_line.read_yaml(path)
-
-
-def recipe_of(path: Path) -> Path | None:
-    """The script that made the run with this config.yaml, which may be missing here; None if the file does not say it.
-
-    A script of this project is looked up beside this `shared/`, so that a copy of the project finds its own.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines()[:2]
-    found = [line.removeprefix(RECIPE) for line in lines if line.startswith(RECIPE)]
-    return PROJECT / found[0] if found else None
 
 
 def plain(config: Options) -> dict[str, Any]:

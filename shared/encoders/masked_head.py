@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared.compat import of_torch, of_transformers
+from shared.compat import of_torch_models, of_transformers
 from shared.encoders.packing import PADDED, Packing, use_packed_attention
 from shared.speed import first_token
 from shared.speed.first_token import Documents, attend, kept_tokens, replace_last_layer
@@ -24,7 +24,7 @@ def predict_only_masked(model: Any, packing: bool) -> None:
     documents: see `compute_only_masked`.
     """
     head = MaskedHead(model.forward)
-    of_torch.replace_forward(model, head)
+    of_torch_models.replace_forward(model, head)
     if (encoder := getattr(model, "base_model", model)) is model:
         return
     hooks: list[Any] = []

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.compat import of_torch, of_transformers
+from shared.compat import of_torch_models, of_transformers
 from shared.encoders.attention import attend
 from shared.encoders.padding import pad_rows
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
@@ -211,7 +211,7 @@ def flash_attention(
 ) -> Tensor:
     """FlashAttention; with a window, only of all tokens."""
     window = more.pop("sliding_window")
-    out = of_torch.flash_attention(
+    out = of_torch_models.flash_attention(
         *(
             part.transpose(1, 2).flatten(0, 1) for part in (query, key, value)
         ),  # `part[0]` would copy in the backward pass

@@ -24,7 +24,7 @@ MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # folders
 
 
 class ShardedSaver(Saver):
-    """Saves a sharded model: every process writes its part before `save` returns.
+    """Saves a sharded model: every process writes its part, also of frozen parameters, before `save` returns.
 
     Raises:
         UserError: --save_on_each_node is given.
@@ -39,10 +39,6 @@ class ShardedSaver(Saver):
         super().__init__(accelerator, config, plan)
         assert not self.others
         self.in_background, self.takes_part = False, True
-
-    def _frozen(self) -> tuple[set[str], None]:
-        """None: the shards of frozen parameters are written as well."""
-        return set(), None
 
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
         """None: torch's distributed checkpoint writes the tensors, and fp16, which has a scaler, is refused."""

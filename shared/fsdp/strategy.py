@@ -12,24 +12,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shared.compat import of_accelerate
+from shared.checkpoints.resuming import NEW_RUN
+from shared.compat import of_accelerate_fsdp
 from shared.config.options import Rule
 from shared.errors import UserError
 from shared.fsdp import checkpoints
-from shared.models.trainable import repeated_layers
+from shared.models.trainable import SaverWithoutFrozen, load_without_frozen, repeated_layers
 from shared.monitoring.hooks import Hook
 from shared.processes import barrier, rules
 from shared.processes.rules import uses_fsdp
 from shared.run.training_run import Ddp
 
-ALLOWED = {"FSDP_OFFLOAD_PARAMS": ("true", "false")}  # with 1 Accelerate offloads, but without gloo for the host
 RULES = (
     Rule(
         lambda it: it.sharded and it.env.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false").lower() not in rules.FALSE,
         "fsdp_cpu_ram_efficient_loading is true, the default of Accelerate: only one process would load the weights, "
         "and none sends them to the others: set it to false",
     ),
-    Rule(lambda it: rules.first_not_allowed(ALLOWED, it.env), "{found}"),
+    rules.one_of(("true", "false"), "FSDP_OFFLOAD_PARAMS"),  # with 1 Accelerate offloads, but without gloo for the host
     Rule(
         lambda it: it.sharded and it.on_cpu and not rules.cpu_requested(it.env),
         "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
@@ -62,18 +62,20 @@ class Sharding(Hook):
         """Choose how the processes hold the model."""
         run.strategy = Fsdp() if uses_fsdp(os.environ) else Whole()
         if uses_fsdp(os.environ) and run.accelerator.device.type == "cpu":
-            of_accelerate.use_fsdp_on_cpu(run.accelerator)
+            of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
 
 
 class Whole(Ddp):
-    """DDP, which also reads sharded checkpoints."""
+    """DDP, which also reads sharded checkpoints, and saves no frozen parameters of a pretrained model."""
+
+    saver = SaverWithoutFrozen
 
     def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
         """Load the tensors of a checkpoint of either kind."""
         if checkpoints.is_in(path):
             checkpoints.load(path, model, optimizer)
         else:
-            super().load(path, model, optimizer, registered)
+            load_without_frozen(path, model, optimizer, registered)
 
 
 class Fsdp(Ddp):
@@ -101,7 +103,7 @@ class Fsdp(Ddp):
         if not checkpoints.is_in(path):
             raise UserError(
                 f"{path} was saved without FSDP and cannot be resumed with it: start without "
-                "accelerate_configs/fsdp.yaml, or begin a new run in another --output_dir"
+                f"accelerate_configs/fsdp.yaml, or {NEW_RUN}"
             )
         checkpoints.load(path, model, optimizer)
 
@@ -131,7 +133,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
     barrier.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    settings = of_accelerate.fsdp_settings(accelerator)
+    settings = of_accelerate_fsdp.fsdp_settings(accelerator)
     for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images
         each.data = each.data.contiguous()
     for layer in units(model):

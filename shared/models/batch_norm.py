@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.compat import of_torch
+from shared.compat import of_torch, of_torch_models
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch, Plan
@@ -105,7 +105,7 @@ class BatchNorm(Hook):
 
 def batch_norms(model: nn.Module) -> list[Any]:
     """The batch norms of a model, including SyncBatchNorm."""
-    return [module for module in model.modules() if isinstance(module, of_torch.BATCH_NORM)]
+    return [module for module in model.modules() if isinstance(module, of_torch_models.BATCH_NORM)]
 
 
 def synchronize(accelerator: Any, model: nn.Module) -> nn.Module:

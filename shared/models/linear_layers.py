@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from shared.compat import of_torch
+from shared.compat import of_torch_models
 
 CPU_INFO = Path("/proc/cpuinfo")  # of Linux
 STEP = 8  # rows
@@ -62,7 +62,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(input, weight)
-        return of_torch.onednn_linear(input, weight, bias)
+        return of_torch_models.onednn_linear(input, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -70,8 +70,8 @@ class Product(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         of_input, of_weight, of_bias = ctx.needs_input_grad
         return (
-            of_torch.onednn_linear(gradient, weight.T, None) if of_input else None,
-            of_torch.onednn_linear(gradient.T, input.T, None) if of_weight else None,
+            of_torch_models.onednn_linear(gradient, weight.T, None) if of_input else None,
+            of_torch_models.onednn_linear(gradient.T, input.T, None) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )
 
@@ -90,4 +90,4 @@ def onednn_is_faster() -> bool:
     """Whether torch would use MKL on a CPU of AMD that has AVX-512, and this torch has the operator of oneDNN."""
     mkl, wide = torch.backends.mkl.is_available(), torch.backends.cpu.get_cpu_capability() == "AVX512"
     of_amd = CPU_INFO.exists() and "AuthenticAMD" in CPU_INFO.read_text()
-    return mkl and wide and of_amd and of_torch.HAS_ONEDNN_LINEAR
+    return mkl and wide and of_amd and of_torch_models.HAS_ONEDNN_LINEAR

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared.compat import of_torch
+from shared.compat import of_torch, of_torch_models
 from shared.config.options import base_learning_rate
 from shared.errors import UserError, about
 from shared.models.trainable import backbone, repeated_layers
@@ -102,7 +102,7 @@ class ChainedOptimizers(torch.optim.Optimizer):
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
         super().__init__([group for each in optimizers for group in each.param_groups], {})
-        of_torch.declare_found_inf(self, all(map(of_torch.reads_found_inf, optimizers)))
+        of_torch_models.declare_found_inf(self, all(map(of_torch.reads_found_inf, optimizers)))
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

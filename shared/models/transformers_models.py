@@ -1,6 +1,7 @@
 """Models of transformers: what a run requires of them, and their export as from_pretrained reads it."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.config.options import Options
+from shared.config.fields import Meaning, fields_with
+from shared.config.options import Options, shown
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.run.export import Export
 
 
 class Pretrained(Hook):
-    """Makes a run export models of transformers with `save_pretrained`."""
+    """Makes a run export models of transformers with `save_pretrained`; names sizes that have no effect."""
 
     def opened(self, run: Any) -> None:
         run.export = TransformersExport()
+
+    def loaded(self, run: Any) -> None:
+        if without_effect := sizes_without_effect(run.config):
+            run.card["note on sizes"] = f"no effect, because the pretrained model has its own sizes: {without_effect}"
+
+
+def sizes_without_effect(config: Options) -> str:
+    """The flags for sizes of a new model that have no effect, because the config names a pretrained model."""
+    if config.pretrained is None:
+        return ""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    changed = {name: getattr(config, name) for name in sorted(fields_with(type(config), Meaning.SIZE_OF_NEW_MODEL))}
+    return ", ".join(f"--{name} {shown(value)}" for name, value in changed.items() if value != defaults[name])
 
 
 class TransformersExport(Export):

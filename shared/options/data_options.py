@@ -1,18 +1,23 @@
 """The settings of data, and of models of transformers, in addition to those of `ExtraOptions`."""
 
+import glob
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from shared.config.fields import Limits, Meaning
-from shared.config.options import Rule
+from shared.checkpoints.resuming import NEW_RUN
+from shared.config.fields import Limits, Meaning, fields_with
+from shared.config.options import Rule, plain
 from shared.errors import UserError
 from shared.models.trainable import Frozen, WeightAverage
 from shared.models.transformers_models import Pretrained
 from shared.monitoring.hooks import Hook
 from shared.options.extra_options import ExtraOptions
+from shared.remote.object_store import is_url
 
+MODEL = "model_name_or_path"
 # Files of a model's folder that matter also when the weights come from a checkpoint. The tokenizer affects the data,
 # whose digest covers it.
 MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
@@ -54,6 +59,35 @@ class DataOptions(ExtraOptions):
         ("csv_delimiter", "train_file"),
     )
     EXCLUDES: ClassVar = (*ExtraOptions.EXCLUDES, ("dataset_name", "train_file"))
+
+    def moved(self, state: Mapping[str, Any], model: str | None) -> dict[str, tuple[str, str]]:
+        """As in the base class: their content is compared instead of the path.
+
+        If the run has a digest of its data, `refuse_changed_data` compares it. Of a model, the digest of its config is
+        compared; its weights come from the checkpoint, which has a digest of the frozen ones. Two names of the same
+        path are always equal.
+
+        Raises:
+            UserError: the config in the model's folder has changed.
+        """
+        result, before = {}, state.get("model")
+        for name in sorted({*fields_with(type(self), Meaning.NAMES_DATA), MODEL}):
+            old, new = state["config"].get(name), plain(self).get(name)
+            if not old or not new or not (is_url(str(new)) or all(path.exists() for path in places(new))):
+                continue
+            same = [path.resolve() for path in places(old)] == [path.resolve() for path in places(new)]
+            unchanged = before == model is not None if name == MODEL else state.get("data") is not None
+            if old != new and (same or unchanged):
+                result[name] = old, new
+            if name == MODEL and old == new and None not in (before, model) and before != model:
+                raise UserError(
+                    f"--{MODEL} {new}: its config has changed since this run began: restore it to resume, or {NEW_RUN}"
+                )
+        return result
+
+    def misses_data(self) -> bool:
+        names = [getattr(self, name) for name in fields_with(type(self), Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)]
+        return not all(path.exists() for name in names if name for path in places(name))
 
     def check_values(self) -> None:
         super().check_values()
@@ -129,3 +163,9 @@ class ModelOptions(DataOptions):
         """As in the base class, after those that freeze parameters, choose the export, and average weights."""
         average = [] if self.ema_decay is None else [WeightAverage(self.ema_decay)]
         return [Frozen(), Pretrained(), *average, *super().hooks()]
+
+
+def places(names: str | Sequence[str]) -> list[Path]:
+    """The paths that a setting names: a path, a list of paths, or those that match a pattern such as data/*.csv."""
+    each = [names] if isinstance(names, str) else names
+    return [Path(path) for name in each for path in (sorted(glob.glob(name)) or [name])]  # noqa: PTH207

@@ -4,13 +4,13 @@ Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Be
 and torch are seeded from (seed, epoch, sample), so ordinary augmentation code draws the same numbers in every process.
 A dataset without randomness sets `draws_random = False`, which saves 20 microseconds per sample. A dataset that reads a
 whole micro-batch in one call has `read_micro_batch(samples, epochs)`, whose result goes to `collate_fn`; its random
-numbers must be functions of its arguments.
+numbers must be functions of its arguments. A dataset on another machine may have `read_ahead(schedule)`: it takes the
+micro-batches of `schedule` in advance, begins to read them, and yields them. None means that the data are here.
 """
 
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -111,7 +111,7 @@ def feed(
     """
     reader = _Reader(dataset, collate_fn, seed)
     pin = device.type == "cuda"
-    samples_ahead = getattr(dataset, "samples_ahead", 0)
+    read_ahead = getattr(dataset, "read_ahead", None)
     batches: Iterable[tuple[MicroBatch, Any]]
     end_workers: Callable[[], object] = nullcontext
     if num_workers:
@@ -121,14 +121,14 @@ def feed(
                 batch_sampler=schedule,  # type: ignore[arg-type]
                 collate_fn=tuple,  # what the reader returns, a tuple, as it is
                 num_workers=num_workers,
-                prefetch_factor=FAR_AHEAD if samples_ahead else 4,
+                prefetch_factor=FAR_AHEAD if read_ahead else 4,
                 pin_memory=pin,
                 worker_init_fn=ignore_in_child,
             )
         )
     else:
-        if samples_ahead:
-            schedule = _reading_ahead(schedule, dataset, samples_ahead)
+        if read_ahead:
+            schedule = read_ahead(schedule)
         batches = (reader.__getitems__(micro_batch) for micro_batch in schedule)
     try:
         for micro_batch, batch in batches:
@@ -142,20 +142,6 @@ def feed(
         raise UserError(str(error).strip().splitlines()[-1].removeprefix("shared.errors.UserError: ")) from None
     finally:
         end_workers()
-
-
-def _reading_ahead(schedule: Iterable[MicroBatch], dataset: Any, samples: int) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of `schedule` after `dataset` has begun to read the next ones, of so many samples."""
-    coming: deque[MicroBatch] = deque()
-    ahead = 0
-    for micro_batch in schedule:
-        dataset.prefetch(micro_batch.samples)
-        coming.append(micro_batch)
-        ahead += len(micro_batch.samples)
-        while ahead > samples and len(coming) > 1:
-            ahead -= len(coming[0].samples)
-            yield coming.popleft()
-    yield from coming
 
 
 class _Reader:

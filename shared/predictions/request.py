@@ -20,7 +20,7 @@ from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
 from shared.options.data_options import DataOptions
-from shared.run.command import load_recipe
+from shared.run import recipes
 from shared.run.export import WEIGHTS
 from shared.run.resume import data_of
 
@@ -198,7 +198,7 @@ def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
         UserError: it is unknown, does not exist, or does not predict.
     """
     stored = [run / "config.yaml" for run in (folder, model.parent)]
-    path = next((options.recipe_of(file) for file in stored if file.is_file()), None)
+    path = next((recipes.recipe_of(file) for file in stored if file.is_file()), None)
     for word, after in zip(flags, [*flags[1:], ""], strict=False):  # without flags, no pairs
         if word == "--recipe" or word.startswith("--recipe="):
             path = Path(after if word == "--recipe" else word.removeprefix("--recipe="))
@@ -207,7 +207,7 @@ def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
         path = next((place for place in places if place.is_file()), places[0])
     if not path.is_file():
         raise UserError(f"{path}, the recipe of {folder}, does not exist: name its place with --recipe")
-    recipe = load_recipe(path)
+    recipe = recipes.load_recipe(path)
     if not hasattr(recipe, "predict_batch"):
         raise UserError(f"{model} has nothing to predict for a file: {path} has no function predict_batch")
     return recipe

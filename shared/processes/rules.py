@@ -1,4 +1,4 @@
-"""What a launch must not be, as tables: the variables that a launcher sets, and what a launch must not combine.
+"""What a launch must not be, as a table of rules about its settings and the variables that a launcher sets.
 
 `accelerate launch` turns most keys of its YAML into variables that Accelerate reads later. Some of them change the
 training in ways that the training loop cannot see. A recipe refuses these, and any launch that would silently train
@@ -15,73 +15,26 @@ TRUE, FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "o
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A variable that is refused, except with one of the `harmless` values (in lower case)."""
+def refused(name: str, why: str, key: str = "", harmless: tuple[str, ...] = FALSE) -> Rule:
+    """Refuse a variable, except with one of the `harmless` values (in lower case).
 
-    key: str
-    """The key that sets it in the launcher's YAML; empty if there is none."""
-    why: str
-    """What it would do, and the fix."""
-    harmless: tuple[str, ...] = FALSE
-
-
-_ENGINE = "recipes support only DDP and FSDP2: use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
-_COMPILED = "Accelerate would compile the model and save its weights under names that from_pretrained cannot load"
-REFUSED = {
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Refused(
-        "gradient_accumulation_steps",
-        "Accelerate would divide the loss once more: remove it and use --gradient_accumulation_steps",
-        ("1",),
-    ),
-    "ACCELERATE_DYNAMO_BACKEND": Refused(
-        "dynamo_config: dynamo_backend", f"{_COMPILED}: remove it and use --torch_compile", ("no",)
-    ),
-    "ACCELERATE_USE_DEEPSPEED": Refused("distributed_type: DEEPSPEED", _ENGINE),
-    "ACCELERATE_USE_MEGATRON_LM": Refused("distributed_type: MEGATRON_LM", _ENGINE),
-    "ACCELERATE_USE_SAGEMAKER": Refused("compute_environment: AMAZON_SAGEMAKER", _ENGINE),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": Refused(
-        "parallelism_config",
-        "it makes several processes work on the same samples, and here each process has its own: remove it",
-    ),
-    "ACCELERATE_TORCH_DEVICE": Refused(
-        "", "all processes would use the same device: unset it and use CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU", ()
-    ),
-}
-
-ALLOWED = {
-    "ACCELERATE_MIXED_PRECISION": PRECISIONS,  # Accelerate reads FP16 in capitals as full precision
-    "ACCELERATE_USE_FSDP": ("true", "false"),  # Accelerate reads 1 as false
-    "ACCELERATE_USE_CPU": TRUE + FALSE,
-    "ACCELERATE_DEBUG_MODE": TRUE + FALSE,
-    "ACCELERATE_CPU_AFFINITY": TRUE + FALSE,
-    "FORK_LAUNCHED": TRUE + FALSE,
-    "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS": TRUE + FALSE,
-}
-"""Variables that a recipe reads, and the values that they may have."""
-
-
-def refuse_variables(environment: Mapping[str, str]) -> None:
-    """Refuse variables that would change the training in ways that the loop cannot see.
-
-    Raises:
-        UserError: names the variable, its value, the key in the launcher's YAML, and the fix.
+    `why` says what it would do, and the fix; `key` sets it in the launcher's YAML.
     """
-    if problem := first_not_allowed(ALLOWED, environment):
-        raise UserError(problem)
-    for name, refused in REFUSED.items():
-        if name in environment and environment[name].lower() not in refused.harmless:
-            where = f" ({refused.key} in the launcher's YAML)" if refused.key else ""
-            raise UserError(f"{name} is {environment[name]}{where}: {refused.why}")
+    where = f" ({key} in the launcher's YAML)" if key else ""
+    return Rule(
+        lambda it: name in it.env and it.env[name].lower() not in harmless and f"{name} is {it.env[name]}",
+        f"{{found}}{where}: {why}",
+    )
 
 
-def first_not_allowed(table: Mapping[str, tuple[str, ...]], environment: Mapping[str, str]) -> str:
-    """What is wrong with the first variable whose value its row of a table lacks; "" if nothing is."""
-    for name, allowed in table.items():
-        value = environment.get(name, allowed[0])
-        if value not in allowed and not (allowed != PRECISIONS and value.lower() in allowed):
-            return f"{name} is {value!r}: expected one of {', '.join(allowed)}"
-    return ""
+def one_of(values: tuple[str, ...], name: str, any_case: bool = True) -> Rule:
+    """Refuse other values of a variable that a recipe reads."""
+
+    def found(it: Launch) -> str:
+        value = it.env.get(name, values[0])
+        return "" if (value.lower() if any_case else value) in values else f"{name} is {value!r}"
+
+    return Rule(found, f"{{found}}: expected one of {', '.join(values)}")
 
 
 def cpu_requested(environment: Mapping[str, str]) -> bool:
@@ -99,6 +52,13 @@ def is_true(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").lower() in TRUE
 
 
+SWITCHES = (
+    "ACCELERATE_USE_CPU",
+    "ACCELERATE_DEBUG_MODE",
+    "ACCELERATE_CPU_AFFINITY",
+    "FORK_LAUNCHED",
+    "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS",
+)
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 NEEDED_BY_SEVERAL = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -143,7 +103,37 @@ class Launch:
         return ", ".join(name for name in NEEDED_BY_SEVERAL if name not in self.env) if self.processes > 1 else ""
 
 
+_ENGINE = "recipes support only DDP and FSDP2: use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
+_COMPILED = "Accelerate would compile the model and save its weights under names that from_pretrained cannot load"
 RULES = (
+    one_of(PRECISIONS, "ACCELERATE_MIXED_PRECISION", any_case=False),  # Accelerate reads FP16 as full precision
+    one_of(("true", "false"), "ACCELERATE_USE_FSDP"),  # Accelerate reads 1 as false
+    *(one_of(TRUE + FALSE, name) for name in SWITCHES),
+    refused(
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+        "Accelerate would divide the loss once more: remove it and use --gradient_accumulation_steps",
+        "gradient_accumulation_steps",
+        ("1",),
+    ),
+    refused(
+        "ACCELERATE_DYNAMO_BACKEND",
+        f"{_COMPILED}: remove it and use --torch_compile",
+        "dynamo_config: dynamo_backend",
+        ("no",),
+    ),
+    refused("ACCELERATE_USE_DEEPSPEED", _ENGINE, "distributed_type: DEEPSPEED"),
+    refused("ACCELERATE_USE_MEGATRON_LM", _ENGINE, "distributed_type: MEGATRON_LM"),
+    refused("ACCELERATE_USE_SAGEMAKER", _ENGINE, "compute_environment: AMAZON_SAGEMAKER"),
+    refused(
+        "ACCELERATE_USE_PARALLELISM_CONFIG",
+        "it makes several processes work on the same samples, and here each process has its own: remove it",
+        "parallelism_config",
+    ),
+    refused(
+        "ACCELERATE_TORCH_DEVICE",
+        "all processes would use the same device: unset it and use CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU",
+        harmless=(),
+    ),
     Rule(
         Launch.lost_precision,
         "mixed_precision {found} of notebook_launcher never reaches Accelerate: use the recipe's "

@@ -168,7 +168,6 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         UserError: a setting is not supported, would be ignored, or does not fit this machine; names it and the fix.
     """
     env = os.environ
-    rules.refuse_variables(env)
     launch = rules.Launch(config, env, on_cpu)
     rules.refuse(launch)
     if on_cpu:

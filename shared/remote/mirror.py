@@ -24,7 +24,7 @@ from shared.monitoring.hooks import Hook
 from shared.processes import folder_lock
 from shared.processes.collectives import agree, on_main_process, on_writers
 from shared.remote.object_store import RemoteFolder, described
-from shared.run.resume import moved, resolve, shown
+from shared.run.resume import resolve, shown
 
 FLAG = "--mirror_checkpoints"
 MANIFEST, METRICS, PROBE = "manifest.json", "metrics.jsonl", ".writable"
@@ -118,16 +118,15 @@ class Mirror(Hook):
                 _, state = self._read(step, sizes)
             except Damaged:  # `_restore` says so, if it needs this checkpoint
                 continue
-            stored, data = state["config"], state["data"]
-            config = resolve(config, self.run.accelerator, stored)
-            elsewhere = moved(stored, config, data is not None, state["model"], config.model_digest())
-            changed = options.differences(stored, config)
+            config = resolve(config, self.run.accelerator, state["config"])
+            elsewhere = config.moved(state, config.model_digest())
+            changed = options.differences(state["config"], config)
             if changed := {name: changed[name] for name in changed.keys() - elsewhere.keys()}:
                 raise UserError(
                     f"{FLAG} {self.url} holds a run with other settings{shown(changed)}: use the old values to resume "
                     "it, or another URL for a new run"
                 )
-            return data
+            return state["data"]
         return None
 
     def _restore(self) -> None:

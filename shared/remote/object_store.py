@@ -40,6 +40,11 @@ STAYING = (
 )
 
 
+def is_url(name: str) -> bool:
+    """Whether a setting names a URL, such as s3://bucket/folder, and no path of this machine."""
+    return "://" in name
+
+
 @dataclass(frozen=True)
 class RemoteFolder:
     """A folder behind a URL.

@@ -25,6 +25,7 @@ from shared.extras.time_report import NAMES, Lines, breakdown, facts, seconds_by
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes
+from shared.run.recipes import recipe_of
 
 REPORT, CARD, CURVES = "report.html", "launch_card.txt", "curves.png"
 MOST_EVALUATIONS = 12  # in their table
@@ -179,7 +180,7 @@ def card(file: Path) -> list[tuple[str, str]]:
 
 def command(folder: Path) -> str:
     """The command that trains again with the same settings, into another folder; "" if the recipe is unknown."""
-    recipe = options.recipe_of(folder / "config.yaml")
+    recipe = recipe_of(folder / "config.yaml")
     if recipe is None:
         return ""
     shown = recipe.relative_to(options.PROJECT) if recipe.is_relative_to(options.PROJECT) else recipe

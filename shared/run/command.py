@@ -2,13 +2,11 @@
 
 import atexit
 import gc
-import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
@@ -100,22 +98,6 @@ def require_own_shared(recipe: Path) -> None:
             f"{recipe} would use {here.parents[1]}, which is installed in this environment, instead of "
             f"{nearest / 'shared'}: start it with PYTHONPATH={nearest}"
         )
-
-
-def load_recipe(path: Path) -> ModuleType:
-    """Import a recipe, a script with `Config`, `main` and `load_data`, as a module.
-
-    Raises:
-        UserError: see `require_own_shared`.
-    """
-    require_own_shared(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look up their module there
-    spec.loader.exec_module(module)
-    return module
 
 
 def ran_out(error: BaseException) -> bool:

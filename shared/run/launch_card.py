@@ -1,6 +1,5 @@
 """The launch card: the resolved settings of a run, printed once before it starts."""
 
-import dataclasses
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,7 @@ from typing import Any
 import torch
 
 from shared.checkpoints.progress import Progress
-from shared.config.fields import Meaning, fields_with
-from shared.config.options import Options, shown
+from shared.config.options import Options
 from shared.errors import aligned, count_of, listed
 from shared.optimization.optimizers import inner, peak_learning_rate, skips_on_device, warmup_steps
 from shared.plan.batches import Plan
@@ -41,8 +39,6 @@ def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -
         "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
     }
     card |= notes_on_processes(config, plan, progress, checkpoint)
-    if without_effect := sizes_without_effect(config):
-        card["note on sizes"] = f"no effect, because the pretrained model has its own sizes: {without_effect}"
     if not skips_on_device(optimizer):
         card["note on --optim"] = "it cannot skip updates on the device, so the host waits for each gradient norm"
     return aligned(card)
@@ -72,15 +68,6 @@ def notes_on_processes(config: Options, plan: Plan, progress: Progress, checkpoi
             )
         notes["resumed on"] = f"{count_of(now, 'process', 'processes')}, saved on {before}: {effect}"
     return notes
-
-
-def sizes_without_effect(config: Options) -> str:
-    """The flags for sizes of a new model that have no effect, because the config names a pretrained model."""
-    if config.pretrained is None:
-        return ""
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    changed = {name: getattr(config, name) for name in sorted(fields_with(type(config), Meaning.SIZE_OF_NEW_MODEL))}
-    return ", ".join(f"--{name} {shown(value)}" for name, value in changed.items() if value != defaults[name])
 
 
 def hardware(accelerator: Any, config: Options, strategy: str) -> dict[str, str]:

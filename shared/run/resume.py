@@ -10,7 +10,6 @@ A run without a checkpoint answers only those that its folder can answer. `finis
 """
 
 import dataclasses
-import glob
 import socket
 import tempfile
 import time
@@ -24,7 +23,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.disk import is_url, remedy, remove_unfinished
+from shared.disk import remedy, remove_unfinished
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
@@ -36,7 +35,6 @@ from shared.processes.collectives import check_shared, gather, on_main_process, 
 from shared.run.export import CARD
 
 Config = TypeVar("Config", bound=options.Options)
-MODEL = "model_name_or_path"
 
 
 def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tuple[Config, Progress, Path | None]:
@@ -46,7 +44,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
     sends the result to the others. Nothing in the folder is changed yet, except by a hook that adds checkpoints.
 
     Raises:
-        UserError: the folder cannot be written, is in use, holds a run with other settings, or contradicts
+        UserError: the folder cannot be written, is in use, belongs to a run with other settings, or contradicts
             --save_on_each_node; or see `resuming.find`.
     """
     output_dir = Path(config.output_dir)
@@ -70,7 +68,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         stored = None
     config = resolve(config, accelerator, stored)
     if stored:
-        elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), digest)
+        elsewhere = config.moved(state, digest)
         other_end = fields_with(type(config), Meaning.DECAY_OR_END) if start else ()
         refuse_another_run(stored, config, checkpoint or output_dir, {*elsewhere, *other_end})
         if start and left["config"]:  # an earlier start of this branch, before its first checkpoint
@@ -99,7 +97,7 @@ def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
         raise UserError(
             f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
             f"order; this code has version {draws.VERSION}): finish it with the version of this project that began it, "
-            "or begin a new run in another --output_dir, without --resume_from_checkpoint"
+            f"or {resuming.NEW_RUN}"
         )
 
 
@@ -131,23 +129,11 @@ def refuse_another_run(
         UserError: shows the differences, how to resume, and how to begin a new run.
     """
     changed = {name: it for name, it in options.differences(stored, config).items() if name not in may_differ}
-    if not changed:
-        return
-    here = Path(config.output_dir).resolve()
-    if where.resolve() == here or where.resolve().parent == resuming.folder(here):
+    if changed:
         raise UserError(
-            f"{where} holds a run with other settings{shown(changed)}: use the old values to resume it, or another "
-            "--output_dir for a new run"
+            f"{where} belongs to a run with other settings{shown(changed)}: use the old values to resume it, or "
+            f"{resuming.NEW_RUN}"
         )
-    raise UserError(
-        f"{where} belongs to a run with other settings{shown(changed)}: use the old values to resume it, or leave out "
-        f"--{flag_of(config)} for a new run, which can start from the model/ of the old one with --model_name_or_path"
-    )
-
-
-def flag_of(config: options.Options) -> str:
-    """The flag by which a run begins with the checkpoint of another one."""
-    return "decay_from" if config.decay_from else "resume_from_checkpoint"
 
 
 def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -156,41 +142,7 @@ def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def moved(
-    stored: Mapping[str, Any], config: options.Options, has_digest: bool, model_before: str | None, model: str | None
-) -> dict[str, tuple[str, str]]:
-    """The settings whose data or model may be at another path than before, as {field: (old, new)}.
-
-    The content is compared instead of the path. If the run has a digest of its data (`has_digest`),
-    `refuse_changed_data` compares it. Of a model, the digest of its config is compared; its weights come from the
-    checkpoint, which has a digest of the frozen ones. Two names of the same path are always equal.
-
-    Raises:
-        UserError: the config in the model's folder has changed.
-    """
-    result = {}
-    for name in sorted({*fields_with(type(config), Meaning.NAMES_DATA), MODEL}):
-        old, new = stored.get(name), options.plain(config).get(name)
-        if not old or not new or not (is_url(str(new)) or all(path.exists() for path in places(new))):
-            continue
-        same = [path.resolve() for path in places(old)] == [path.resolve() for path in places(new)]
-        if old != new and (same or (model_before == model is not None if name == MODEL else has_digest)):
-            result[name] = old, new
-        if name == MODEL and old == new and None not in (model_before, model) and model_before != model:
-            raise UserError(
-                f"--{MODEL} {new}: its config has changed since this run began: restore it to resume, or name another "
-                "--output_dir for a new run"
-            )
-    return result
-
-
-def places(names: str | Sequence[str]) -> list[Path]:
-    """The paths that a setting names: a path, a list of paths, or those that match a pattern such as data/*.csv."""
-    each = [names] if isinstance(names, str) else names
-    return [Path(path) for name in each for path in (sorted(glob.glob(name)) or [name])]  # noqa: PTH207
-
-
-def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Options, *datasets: Any) -> None:
+def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
     """Refuse data that have changed since the run began, and data that differ between the machines.
 
     Call it on every process. Each data set has a `digest()` of its content, which the checkpoints keep.
@@ -216,10 +168,9 @@ def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Op
                 "library versions"
             )
     if progress.data not in (None, digests):
-        given = config.decay_from or config.resume_from_checkpoint not in ("auto", "never")
         raise UserError(
             "the data have changed since this run began, or other library versions prepared them: restore them to "
-            f"resume, or begin a new run in another --output_dir{f', without --{flag_of(config)}' * bool(given)}"
+            f"resume, or {resuming.NEW_RUN}"
         )
     progress.data = digests
 
@@ -264,19 +215,17 @@ def compare_data(
     """Refuse data that differ from those of a finished run; return why they were not compared, "" if they were."""
     if progress.data is None:
         return "; its data was not compared, because the run kept no digest"
-    outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first path that does not exist
+    mine = ""
     try:
         datasets = load_data()[:2]
     except UserError as error:
-        names = [getattr(config, name) for name in fields_with(type(config), Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)]
-        gone = (str(path) for name in names if name for path in places(name) if not path.exists())
-        outcome = [str(error), next(gone, None)]
-    for problem, gone in gather(accelerator, outcome):
-        if problem and gone is None:  # all files exist, so the data have changed
+        mine = str(error)
+    for problem, misses_data in gather(accelerator, (mine, mine and config.misses_data())):
+        if problem and not misses_data:  # all files exist, so the data have changed
             raise UserError(problem)
         if problem:
             return f"; its data was not compared ({problem})"
-    refuse_changed_data(accelerator, progress, config, *datasets)
+    refuse_changed_data(accelerator, progress, *datasets)
     return ""
 
 

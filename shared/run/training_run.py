@@ -143,7 +143,7 @@ class TrainingRun(Generic[Config]):
         Raises:
             UserError: names the difference.
         """
-        refuse_changed_data(self.accelerator, self.progress, self.config, *datasets)
+        refuse_changed_data(self.accelerator, self.progress, *datasets)
 
     def prepare(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import torch.compiler.config
 from torch import nn
 
-from shared.compat import of_torch
+from shared.compat import of_torch_models
 from shared.errors import UserError
 from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
@@ -47,7 +47,7 @@ def compile_layers(accelerator: Any, config: ModelOptions, model: nn.Module, fix
         problem = f"needs a compiler, and there is no {compiler}: install it, or name another one in {variable}"
     agree(accelerator, UserError(f"--torch_compile {problem}") if problem else None)
     torch.compiler.config.recompile_limit = MOST_VARIANTS
-    of_torch.compile_whole_under_ddp()
+    of_torch_models.compile_whole_under_ddp()
     for layer in layers:
         layer.compile(dynamic=not fixed_shapes, backend=BACKEND)
     return model

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shared.compat import of_torch, of_transformers
+from shared.compat import of_torch_models, of_transformers
 from shared.speed.self_check import image_batch, keep_if_equal, text_batch
 
 
@@ -129,7 +129,7 @@ def replace_last_layer(
         return
     layers, forward = families[config.model_type]
     last = model.base_model.get_submodule(layers)[-1]
-    replace, undo = (lambda: of_torch.replace_forward(last, forward)), (lambda: vars(last).pop("forward", None))
+    replace, undo = (lambda: of_torch_models.replace_forward(last, forward)), (lambda: vars(last).pop("forward", None))
     model.last_layer_is_short = keep_if_equal(model, name, replace, undo, make_batch)
 
 

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.digests import digest
-from shared.disk import is_url, remedy, sync
+from shared.disk import remedy, sync
 from shared.errors import UserError, about
-from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder
+from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder, is_url
 from shared.text.remote_tokens import RemoteTokens, block_digest, reserve
 from shared.text.token_files import Corpus
 

@@ -9,8 +9,8 @@ differs, and the block is read from the URL.
 """
 
 import os
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from shared.cache.prepared import ranges, read_array
 from shared.disk import remedy
 from shared.errors import UserError
+from shared.plan.batches import MicroBatch
+from shared.plan.draws import Ints
 from shared.remote.object_store import RemoteFolder
 
 THREADS = 32  # requests of a process at once: at 50 ms each, 640 blocks per second
-SAMPLES_AHEAD = 512  # how many samples a process begins to read before the one that is needed
+SAMPLES_AHEAD = 512  # how many samples a process begins to read before the ones that are needed
 MEMORY_BYTES = 1 << 26  # of blocks that a process keeps: about twice those of the samples ahead
 
 
@@ -58,6 +60,22 @@ def reserve(file: Path, size: int, flag: str) -> None:
         ) from None
 
 
+def begun_ahead(
+    prefetch: Callable[[Ints], None], schedule: Iterable[MicroBatch], samples: int = SAMPLES_AHEAD
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `schedule`, each after `prefetch` got its samples and so many of the next ones."""
+    coming: deque[MicroBatch] = deque()
+    ahead = 0
+    for micro_batch in schedule:
+        prefetch(micro_batch.samples)
+        coming.append(micro_batch)
+        ahead += len(micro_batch.samples)
+        while ahead > samples and len(coming) > 1:
+            ahead -= len(coming[0].samples)
+            yield coming.popleft()
+    yield from coming
+
+
 class RemoteTokens:
     """The tokens of one corpus of a prepared folder behind a URL: a one-dimensional array of which slices are read.
 
@@ -70,8 +88,6 @@ class RemoteTokens:
         digests: a .npy file on this machine, uint64: the digest of each block.
         cache: the file of the cache, which exists.
     """
-
-    samples_ahead = SAMPLES_AHEAD
 
     def __init__(
         self,

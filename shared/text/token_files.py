@@ -5,7 +5,9 @@ files are read, so the same files work for every --max_length.
 """
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +19,14 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import arrays_writer, build_once, key_digest, ranges, read_array, text_once
 from shared.datasets.rows import ROW_COLUMN, blocks_of, content_of, named, source_of, with_content
 from shared.errors import UserError, say
+from shared.plan.batches import MicroBatch
 from shared.plan.draws import Ints
 from shared.text.masking import Masking
+from shared.text.remote_tokens import RemoteTokens, begun_ahead
 from shared.text.tokenized import Rows, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from shared.text.remote_tokens import RemoteTokens
 
 DIGESTED = 1 << 20  # lengths of documents that are digested at once
 FORMAT = 3  # part of the names of pieces in the cache: increase it when the files for the same input change
@@ -37,7 +39,7 @@ class Corpus:
 
     folder: Path  # on this machine
     digest: str  # of the tokens and of the lengths of the documents
-    remote: "RemoteTokens | None" = None  # the tokens, if they are not in the folder
+    remote: RemoteTokens | None = None  # the tokens, if they are not in the folder
 
     @property
     def offsets(self) -> Ints:
@@ -45,7 +47,7 @@ class Corpus:
         return read_array(self.folder / "offsets.npy")
 
     @property
-    def tokens(self) -> "NDArray[np.integer] | RemoteTokens":
+    def tokens(self) -> NDArray[np.integer] | RemoteTokens:
         """All tokens; slices of them are arrays."""
         return self.remote or read_array(self.folder / "tokens.npy")
 
@@ -162,7 +164,6 @@ class MaskedDocuments(Dataset):
         self.starts, self.lengths, self.masked = arrays
         self.longest, self.num_tokens = read_array(documents / "facts.npy").tolist()
         self.tokens = file.tokens
-        self.samples_ahead = file.remote.samples_ahead if file.remote else 0  # for the loader: when to `prefetch`
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -170,6 +171,11 @@ class MaskedDocuments(Dataset):
     def digest(self) -> str:
         """A digest of the tokens of all documents and the number of pieces: different data have a different digest."""
         return f"{self.file.digest}-{len(self)}"
+
+    @property
+    def read_ahead(self) -> Callable[[Iterable[MicroBatch]], Iterator[MicroBatch]] | None:
+        """For the loader: begin to read the micro-batches of a schedule in advance. None: they are on this machine."""
+        return partial(begun_ahead, self.prefetch) if self.file.remote else None
 
     def prefetch(self, samples: Ints) -> None:
         """Begin to read the pieces `samples` [pieces], if the tokens are not on this machine."""

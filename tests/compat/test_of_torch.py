@@ -6,7 +6,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from shared.compat import of_torch
+from shared.compat import of_torch, of_torch_models
 
 TORCH = f"torch {torch.__version__}"
 
@@ -44,9 +44,9 @@ def test_the_store_of_the_process_group_is_found():
 
 def test_a_module_compiled_in_place_is_recognized():
     module = nn.Linear(2, 2)
-    assert not of_torch.is_compiled(module)
+    assert not of_torch_models.is_compiled(module)
     module.compile(backend="eager")
-    assert of_torch.is_compiled(module), f"{TORCH}: nn.Module.compile does not set _compiled_call_impl"
+    assert of_torch_models.is_compiled(module), f"{TORCH}: nn.Module.compile does not set _compiled_call_impl"
 
 
 def test_an_optimizer_that_reads_found_inf_is_recognized():
@@ -55,24 +55,24 @@ def test_an_optimizer_that_reads_found_inf_is_recognized():
     assert of_torch.reads_found_inf(fused), f"{TORCH}: Optimizer._step_supports_amp_scaling is gone"
     other = torch.optim.RMSprop(parameters)
     assert not of_torch.reads_found_inf(other)
-    of_torch.declare_found_inf(other, True)
+    of_torch_models.declare_found_inf(other, True)
     assert of_torch.reads_found_inf(other)
 
 
 def test_batch_norms_are_recognized_by_a_common_class():
     for norm in (nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)):
-        assert isinstance(norm, of_torch.BATCH_NORM)
-    assert not isinstance(nn.LayerNorm(2), of_torch.BATCH_NORM)
+        assert isinstance(norm, of_torch_models.BATCH_NORM)
+    assert not isinstance(nn.LayerNorm(2), of_torch_models.BATCH_NORM)
 
 
 def test_a_module_calls_the_forward_that_replaced_its_own():
     module, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    of_torch.replace_forward(module, lambda self, x: (self, x))
+    of_torch_models.replace_forward(module, lambda self, x: (self, x))
     assert module("x") == (module, "x"), f"{TORCH}: nn.Module no longer calls the forward of the instance"
     assert isinstance(other(torch.zeros(2)), torch.Tensor)
 
 
 def test_onednn_multiplies_in_float32() -> None:
-    assert of_torch.HAS_ONEDNN_LINEAR
+    assert of_torch_models.HAS_ONEDNN_LINEAR
     input, weight, bias = torch.randn(40, 30), torch.randn(20, 30), torch.randn(20)
-    torch.testing.assert_close(of_torch.onednn_linear(input, weight, bias), F.linear(input, weight, bias))
+    torch.testing.assert_close(of_torch_models.onednn_linear(input, weight, bias), F.linear(input, weight, bias))

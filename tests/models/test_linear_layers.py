@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from shared.compat import of_torch
+from shared.compat import of_torch_models
 from shared.models import linear_layers
 from shared.models.linear_layers import FastLinear, linear, rounded_up, use_fast_products
 
-pytestmark = pytest.mark.skipif(not of_torch.HAS_ONEDNN_LINEAR, reason="this torch is built without oneDNN")
+pytestmark = pytest.mark.skipif(not of_torch_models.HAS_ONEDNN_LINEAR, reason="this torch is built without oneDNN")
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_transposed_inputs_and_weights_are_multiplied_without_rounding_to_fewer_
 
 
 def test_other_dtypes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_torch, "onednn_linear", lambda *_: pytest.fail("oneDNN was called"))
+    monkeypatch.setattr(of_torch_models, "onednn_linear", lambda *_: pytest.fail("oneDNN was called"))
     input, weight = torch.randn(9, 7), torch.randn(4, 7)
     assert torch.equal(linear(input.double(), weight.double(), None), F.linear(input.double(), weight.double()))
     with torch.autocast("cpu", torch.bfloat16):

@@ -11,9 +11,10 @@ from accelerate import Accelerator
 from families import MASKED_LM, small
 
 from shared.checkpoints.progress import Progress
+from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.models.transformers_models import TransformersExport
+from shared.models.transformers_models import TransformersExport, sizes_without_effect
 from shared.run.training_run import Ddp
 
 
@@ -67,3 +68,21 @@ def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch
     for expected in ("\nbase_model: owner/model\n", "\n# mine\n", "on the embedded data: 4 steps", "accuracy | 0.7500"):
         assert expected in card
     assert "base_model" not in TransformersExport().header(nlp.Config(model_name_or_path=str(tmp_path)), model)
+
+
+BERT = ["--model_name_or_path", "bert"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "named"),
+    [
+        ("nlp", [], ""),
+        ("nlp", BERT, ""),
+        ("nlp", [*BERT, "--hidden_size", "64", "--vocab_size", "9"], "--hidden_size 64, --vocab_size 9"),
+        ("mlm", [*BERT, "--model_type", "bert"], "--model_type bert"),
+        ("image_classification", ["--model_name_or_path", "vit", "--depths", "2", "3"], "--depths 2 3"),
+    ],
+)
+def test_sizes_without_effect_on_a_pretrained_model_are_named(recipe, flags, named):
+    config_class = runs.load_recipe(recipe).Config
+    assert sizes_without_effect(options.parse(config_class, flags)) == named

@@ -15,6 +15,7 @@ from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader
+from shared.text.remote_tokens import begun_ahead
 
 CPU = torch.device("cpu")
 
@@ -176,16 +177,14 @@ def test_a_loader_ends_its_workers_when_it_is_closed_deleted_or_read_again():
 class Elsewhere(Dataset):
     """Notes the samples that were asked for ahead, and how many of them had been when one was read."""
 
-    samples_ahead = 20
-
     def __init__(self):
         self.asked, self.read = [], []
 
     def __len__(self):
         return 100
 
-    def prefetch(self, samples):
-        self.asked += samples.tolist()
+    def read_ahead(self, schedule):
+        return begun_ahead(lambda samples: self.asked.extend(samples.tolist()), schedule, 20)
 
     def read_micro_batch(self, samples, epochs):
         self.read += samples.tolist()
@@ -202,8 +201,8 @@ def test_the_next_samples_are_asked_for_in_the_order_of_the_plan(rows):
     planned = [m.samples for step in range(plan.total_steps) for m in plan.micro_batches(step)]
     assert data.read == data.asked == np.concatenate(planned).tolist()
     ahead = [found for _, found in pairs]
-    assert min(ahead[: -20 // rows - 1]) >= min(data.samples_ahead, rows)
-    assert max(ahead) <= max(data.samples_ahead, rows)
+    assert min(ahead[: -20 // rows - 1]) >= min(20, rows)
+    assert max(ahead) <= max(20, rows)
     assert ahead[-1] == 0
 
 

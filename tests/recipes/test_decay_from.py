@@ -87,7 +87,7 @@ def test_a_branch_of_a_constant_run_may_end_elsewhere_and_has_a_best_model_and_t
         (END, 2, [], "its last step had a learning rate of 0.0066"),
         (STABLE, STABLE, [], "the run ends at step 6: give it more steps"),
         (END, STABLE, ["--warmup_steps", 1], "other settings (--warmup_steps was 2, is 1): use the old"),
-        (END, STABLE, ["--max_train_samples", 99], "leave out --decay_from for a new run"),
+        (END, STABLE, ["--max_train_samples", 99], "begin a new run in another --output_dir, without"),
         (END, 7, [], "there is no such folder"),
         (END, STABLE, ["--decay_from", "a"], "expected a folder such as"),
         (END, STABLE, ["--decay_ratio", 0.1], "exclude each other"),
@@ -114,8 +114,7 @@ def test_a_branch_of_other_data_or_a_renamed_checkpoint_or_in_the_folder_of_a_ru
     file.write_text("".join(texts[1].read_text().splitlines(keepends=True)[:-1]))
     message = refusal(train, tmp_path / "branch", *branch, "--train_file", file)
     assert message.startswith("the data have changed")
-    assert message.endswith("without --decay_from")
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(whole / "config.yaml", other)
-    assert f"{other} holds a run with other settings" in refusal(train, other, *branch)
+    assert f"{other} belongs to a run with other settings" in refusal(train, other, *branch)

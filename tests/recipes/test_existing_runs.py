@@ -18,7 +18,7 @@ CONSTANT = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_tr
 def test_other_settings_in_an_existing_folder_are_refused_with_the_difference_and_two_solutions(train, alone):
     before = files(alone)
     message = refusal(train, alone, "--hidden_size", 64, "--seed", 3)
-    assert "holds a run with other settings (--seed was 0, is 3, --hidden_size was 32, is 64)" in message
+    assert "belongs to a run with other settings (--seed was 0, is 3, --hidden_size was 32, is 64)" in message
     assert "--max_train_steps was 8, is 9" in refusal(train, alone, "--max_train_steps", 9)  # the schedule is linear
     never = refusal(train, alone, "--resume_from_checkpoint", "never")
     assert re.search(r"--resume_from_checkpoint never, but .* holds checkpoints up to step 8", never)

@@ -5,30 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
 
 from shared.checkpoints.progress import Progress
-from shared.config import options
 from shared.config.options import Options
 from shared.plan.batches import Plan
-from shared.run.launch_card import alone, batch_equation, notes_on_processes, sizes_without_effect
-
-BERT = ["--model_name_or_path", "bert"]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "flags", "named"),
-    [
-        ("nlp", [], ""),
-        ("nlp", BERT, ""),
-        ("nlp", [*BERT, "--hidden_size", "64", "--vocab_size", "9"], "--hidden_size 64, --vocab_size 9"),
-        ("mlm", [*BERT, "--model_type", "bert"], "--model_type bert"),
-        ("image_classification", ["--model_name_or_path", "vit", "--depths", "2", "3"], "--depths 2 3"),
-    ],
-)
-def test_sizes_without_effect_on_a_pretrained_model_are_named(recipe, flags, named):
-    config_class = runs.load_recipe(recipe).Config
-    assert sizes_without_effect(options.parse(config_class, flags)) == named
+from shared.run.launch_card import alone, batch_equation, notes_on_processes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""The scripts of recipes, for commands that work with one, such as `shared.predict`: which made a run; its import."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from shared.config import options
+from shared.run.command import require_own_shared
+
+
+def recipe_of(path: Path) -> Path | None:
+    """The script that made the run with this config.yaml, which may be missing here; None if the file does not say it.
+
+    A script of this project is looked up beside this `shared/`, so that a copy of the project finds its own.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()[:2]
+    found = [line.removeprefix(options.RECIPE) for line in lines if line.startswith(options.RECIPE)]
+    return options.PROJECT / found[0] if found else None
+
+
+def load_recipe(path: Path) -> ModuleType:
+    """Import a recipe, a script with `Config`, `main` and `load_data`, as a module.
+
+    Raises:
+        UserError: see `require_own_shared` of shared/run/command.py.
+    """
+    require_own_shared(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look up their module there
+    spec.loader.exec_module(module)
+    return module

@@ -49,7 +49,6 @@ def without_tf32() -> Iterator[None]:
 SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
 """Environment variable: 1 lets the processes of a machine share its GPUs, over gloo, because NCCL refuses that. It
 serves the tests of the multi-process code on machines with one GPU."""
-BF16_SINCE = (8, 0)  # compute capability; torch computes bf16 on older GPUs too, but many times slower than fp16
 WITHOUT_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver", "you might not have a CUDA gpu")
 Config = TypeVar("Config", bound=options.Options)
 
@@ -179,21 +178,6 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
             "number of GPUs"
         )
-    mixed = "mixed_precision bf16" if launch.precision == "bf16" else ""
-    bf16 = "--activation_dtype bf16" if config.activations else mixed
-    if bf16 and torch.version.cuda and torch.cuda.is_available():
-        # The GPUs of all processes of this machine, so that all of them come to the same conclusion.
-        for index in range(min(processes, gpus)):
-            if (found := torch.cuda.get_device_capability(index)) < BF16_SINCE:
-                raise UserError(
-                    f"{bf16} needs a GPU of compute capability {dotted(BF16_SINCE)} or newer, and "
-                    f"{torch.cuda.get_device_name(index)} has {dotted(found)}: use --mixed_precision fp16 or no instead"
-                )
-
-
-def dotted(capability: tuple[int, int]) -> str:
-    """A compute capability as NVIDIA writes it: 8.0."""
-    return ".".join(map(str, capability))
 
 
 def threads_per_process() -> int:

@@ -263,8 +263,9 @@ def mixed_cross_entropy(
         binary: the sum of the binary cross entropies of all classes, with the same probabilities as targets
             (Wightman et al. 2021, "ResNet strikes back"). It takes no `weight`.
     """
-    classes = logits.shape[1]
-    targets = labels if share is None and not binary else F.one_hot(labels, classes).float()
+    classes, targets = logits.shape[1], labels
+    if binary or share is not None:  # `F.one_hot` reads its largest number, for which the host would wait
+        targets = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, labels[:, None], 1.0)
     if share is not None:
         targets = targets.roll(1, 0).lerp(targets, share[:, None])
     if binary:

@@ -2,7 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,11 @@ class TransformersExport(Export):
 
     def save(self, model: Any, weights: dict[str, Tensor], folder: Path) -> None:
         """Write weights and config, and check that they can be loaded; a state dict for other models."""
-        from transformers.utils import logging
-
         if not hasattr(model, "save_pretrained"):
             super().save(model, weights, folder)
             return
-        logging.disable_progress_bar()  # it would be a bar for a single file
-        model.save_pretrained(folder, state_dict=weights)
+        with without_reports():
+            model.save_pretrained(folder, state_dict=weights)
         check_loads(model, folder)
 
     def header(self, config: Options, model: Any) -> list[str]:
@@ -69,6 +68,22 @@ class TransformersExport(Export):
         return [] if hasattr(model, "save_pretrained") else super().how_to_load(model)
 
 
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """Keep transformers from printing progress bars, and tables of the weights that it loads."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def check_loads(model: torch.nn.Module, folder: Path | None = None) -> None:
     """Check that `from_pretrained` loads all weights of a model: from its state dict, or as exported to `folder`.
 
@@ -80,7 +95,6 @@ def check_loads(model: torch.nn.Module, folder: Path | None = None) -> None:
     """
     from torch.distributed.fsdp import FSDPModule
     from transformers import PreTrainedModel
-    from transformers.utils import logging
 
     if not isinstance(model, PreTrainedModel):
         return
@@ -89,14 +103,10 @@ def check_loads(model: torch.nn.Module, folder: Path | None = None) -> None:
     source: dict[str, Any] = {"local_files_only": True}
     if folder is None:
         source = {"config": copy.deepcopy(model.config), "state_dict": model.state_dict()}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # it would print a table of all names
-    try:
+    with without_reports():
         _, found = own.from_pretrained(
             folder, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True, **source
         )
-    finally:
-        logging.set_verbosity(verbosity)
     wrong = {kind: sorted(map(str, found[f"{kind}_keys"])) for kind in ("missing", "unexpected", "mismatched")}
     if any(wrong.values()):
         counts = ", ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in wrong.items() if names)

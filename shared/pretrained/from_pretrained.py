@@ -10,6 +10,7 @@ from torch import nn
 
 from shared.errors import UserError, about, listed, say
 from shared.extras.hub import FLAG, require_model
+from shared.models.transformers_models import without_reports
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
 POOLINGS = {  # model_type of the classifiers of transformers with a choice of pooling: their names for "cls" and "mean"
@@ -122,7 +123,8 @@ def load_classifier(
     if not missing and not model.knows_labels:
         if not lost:  # transformers draws the weights that a state dict lacks
             kept = {key: value for key, value in model.state_dict().items() if key not in last}
-            model = type(model).from_pretrained(None, config=model.config, state_dict=kept, dtype=torch.float32)
+            with without_reports():
+                model = type(model).from_pretrained(None, config=model.config, state_dict=kept, dtype=torch.float32)
             model.knows_labels = False
         say(
             f"{given} has a head for {len(stored)} labels ({listed(stored)}), but the data have {len(names)} "

@@ -10,11 +10,11 @@ sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
     "diabetes": (40, 6_510),
-    "nlp": (97, 14_570),
-    "mlm": (97, 14_550),
-    "token_classification": (96, 14_470),
-    "embeddings": (98, 14_640),
-    "image_classification": (100, 15_050),
+    "nlp": (97, 14_580),
+    "mlm": (97, 14_560),
+    "token_classification": (96, 14_480),
+    "embeddings": (98, 14_650),
+    "image_classification": (100, 15_070),
 }
 
 

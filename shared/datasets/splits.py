@@ -52,7 +52,9 @@ def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bo
     if not (count := len(targets)):
         return held_out
     group_of = _groups_of(targets)
-    sizes = np.bincount(group_of)
+    sizes = np.zeros(int(group_of.max()) + 1, np.int64)
+    for start in range(0, count, BLOCK):
+        sizes += np.bincount(group_of[start : start + BLOCK], minlength=len(sizes))
     next_place = sizes.cumsum() - sizes  # of each group, in the sorted order
     parts = max(1, -(-count // SORTED))
     for part in range(parts):

@@ -11,9 +11,9 @@ spec.loader.exec_module(sizes)
 MOST = {  # files and lines
     "diabetes": (40, 6_510),
     "nlp": (97, 14_580),
-    "mlm": (97, 14_560),
-    "token_classification": (96, 14_480),
-    "embeddings": (98, 14_650),
+    "mlm": (97, 14_570),
+    "token_classification": (96, 14_490),
+    "embeddings": (98, 14_660),
     "image_classification": (100, 15_070),
 }
 

@@ -34,10 +34,10 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
     ):
         monkeypatch.setattr(module, name, at_once)
     monkeypatch.setattr(prepared, "IN_MEMORY", at_once)
+    given = config(train_dir=str(tmp_path), max_train_samples=each)
     tracemalloc.start()
     try:
         source = class_folders(str(tmp_path), "--train_dir")
-        given = config(train_dir=str(tmp_path), max_train_samples=each)
         train, validation = load_sources(given)
         kept, peak = tracemalloc.get_traced_memory()
     finally:

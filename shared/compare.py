@@ -322,8 +322,7 @@ def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:
     chosen = evaluations[-1]
     if settings.get("load_best_model_at_end"):
         name = str(settings["metric_for_best_model"]).removeprefix("eval_")
-        greater = settings.get("greater_is_better")
-        best_by = BestBy(f"eval_{name}", greater_is_better(name) if greater is None else greater)
+        best_by = BestBy(f"eval_{name}", greater_is_better(name, settings.get("greater_is_better")))
         chosen = reduce(lambda best, line: line if best_by.improves(line, best) else best, evaluations)
     return {name: float(value) for name, value in chosen.items() if name.startswith("eval_")}
 

@@ -16,7 +16,7 @@ from shared.datasets.readers import find_files
 from shared.datasets.rows import content_of, decided, missing, named, reading_in, source_of, unlabeled
 from shared.datasets.splits import hash_limit, share_of_each
 from shared.errors import UserError, about, say
-from shared.extras.hub import require_hub, why_offline
+from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions
 from shared.plan.draws import hash64
 
@@ -286,12 +286,13 @@ def read_hub(name: str, config_name: str | None) -> dict[str, pa.Table]:
     with about(f"--dataset_name {given}"):
         import datasets
 
-        parts = of_datasets.load_cached(name, config_name or "default")
-        if parts is None and config_name is None and why_offline():  # only the Hub knows the default one of other names
-            parts = of_datasets.load_cached(name, None)
-        if parts is None:
-            require_hub("--dataset_name", given, EMBEDDED)
-            parts = datasets.load_dataset(name, config_name)
+        if (parts := of_datasets.load_cached(name, config_name or "default")) is None:
+            try:
+                require_hub("--dataset_name", given, EMBEDDED)
+                parts = datasets.load_dataset(name, config_name)
+            except UserError:  # only the Hub knows the default config of another name
+                if config_name or (parts := of_datasets.load_cached(name, None)) is None:
+                    raise
     return {split: _to_table(part, f"--dataset_name {name} (split {split})") for split, part in parts.items()}
 
 

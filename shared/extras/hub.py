@@ -23,7 +23,7 @@ FLAG = "--model_name_or_path"
 
 def require_hub(flag: str, value: str, instead: str | None = None) -> None:
     """Raise UserError if the Hub (HF_ENDPOINT) does not accept a connection; `instead` is the fix in the message."""
-    if reason := why_offline():
+    if reason := _unreachable():
         raise UserError(f"{flag} {value} is not on this machine and {reason}: {instead or f'remove {flag}'}")
 
 
@@ -32,7 +32,7 @@ def require_upload() -> None:
     later = "remove the flag, and upload model/ after the run"
     if huggingface_hub.get_token() is None:
         raise UserError(f"--push_to_hub requires a token: set HF_TOKEN or run `hf auth login`, or {later}")
-    if reason := why_offline():
+    if reason := _unreachable():
         raise UserError(f"--push_to_hub: {reason}: {later}")
 
 
@@ -55,12 +55,12 @@ def require_model(name: str, revision: str | None = None, flag: str = FLAG) -> b
     with about(f"{flag} {name!r} is neither a folder nor a valid name on the Hub"):
         cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str)
     if cached:
-        return why_offline() is not None
+        return _unreachable() is not None
     require_hub(flag, name, f"use a local folder, or remove {flag} to train a new encoder")
     return False
 
 
-def why_offline() -> str | None:
+def _unreachable() -> str | None:
     """Why the Hub cannot be reached, or None."""
     return "HF_HUB_OFFLINE forbids using the Hub" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
 

@@ -84,11 +84,18 @@ def without_reports() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def loading_info(model_class: Any, folder: Path | None, **source: Any) -> dict[str, Any]:
+    """The keys of weights that `from_pretrained` would not load, as `KIND_keys`; it takes no memory for the weights."""
+    how: Any = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+    with without_reports():
+        return model_class.from_pretrained(folder, local_files_only=True, **how, **source)[1]
+
+
 def check_loads(model: torch.nn.Module, folder: Path | None = None) -> None:
     """Check that `from_pretrained` loads all weights of a model: from its state dict, or as exported to `folder`.
 
-    It takes no memory for the weights, and 0.1 s for BERT base. Only transformers knows which names it writes, which it
-    omits because they are tied, and which it reads. A model that is not a `PreTrainedModel` is not checked.
+    It takes 0.1 s for BERT base. Only transformers knows which names it writes, which it omits because they are tied,
+    and which it reads. A model that is not a `PreTrainedModel` is not checked.
 
     Raises:
         UserError: a weight is missing, has another shape, or is not one of the model's class; the message names it.
@@ -100,13 +107,8 @@ def check_loads(model: torch.nn.Module, folder: Path | None = None) -> None:
         return
     # fully_shard puts a class of its own before the model's class in the order of bases.
     own: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
-    source: dict[str, Any] = {"local_files_only": True}
-    if folder is None:
-        source = {"config": copy.deepcopy(model.config), "state_dict": model.state_dict()}
-    with without_reports():
-        _, found = own.from_pretrained(
-            folder, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True, **source
-        )
+    source = {} if folder else {"config": copy.deepcopy(model.config), "state_dict": model.state_dict()}
+    found = loading_info(own, folder, **source)
     wrong = {kind: sorted(map(str, found[f"{kind}_keys"])) for kind in ("missing", "unexpected", "mismatched")}
     if any(wrong.values()):
         counts = ", ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in wrong.items() if names)

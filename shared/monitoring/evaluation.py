@@ -141,10 +141,10 @@ def best_by(config: Options, names: Sequence[str], undefined: Mapping[str, str] 
         raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(known)}")
     if config.metric_for_best_model and undefined and name in undefined:
         raise UserError(f"--metric_for_best_model {name} cannot tell which model is best: {undefined[name]}")
-    greater = greater_is_better(name) if config.greater_is_better is None else config.greater_is_better
+    greater = greater_is_better(name, config.greater_is_better)
     return BestBy(f"eval_{name}", greater, tuple(f"eval_{each}" for each in names))
 
 
-def greater_is_better(name: str) -> bool:
-    """Whether a larger value of this metric is better: True unless a word of its name means a loss or an error."""
-    return LOWER_IS_BETTER.isdisjoint(name.lower().split("_"))
+def greater_is_better(name: str, given: bool | None = None) -> bool:
+    """Whether a larger value of this metric is better: as `given`, or True unless its name means a loss or an error."""
+    return LOWER_IS_BETTER.isdisjoint(name.lower().split("_")) if given is None else given

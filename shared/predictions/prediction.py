@@ -15,6 +15,7 @@ from torch import Tensor
 from shared.datasets.rows import ROW_COLUMN, column_of, source_of
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, about, listed
+from shared.models.transformers_models import loading_info
 from shared.plan.batches import MicroBatch
 from shared.predictions.request import Request
 from shared.run.export import WEIGHTS
@@ -99,10 +100,7 @@ def build_model(request: Request, *arguments: Any) -> Any:
         with about(f"{folder / WEIGHTS}"):
             load_model(model, folder / WEIGHTS)
         return model.eval()
-    # A second load, without memory for the weights, says which are missing.
-    _, found = type(model).from_pretrained(
-        folder, device_map="meta", output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True
-    )
+    found = loading_info(type(model), folder)
     lost = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if lost := [key for key in lost if not key.startswith("pooler.")]:  # embeddings do not use a pooler
         raise UserError(f"{folder} has no weights for {listed(lost)}: fine-tune the model before it predicts")

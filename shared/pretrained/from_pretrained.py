@@ -118,23 +118,23 @@ def load_classifier(
     missing = set(last) & set(found["missing_keys"])
     lost = set(last) & {key for key, *_ in found["mismatched_keys"]}
     other = len(names) > 1 and sorted(stored) != sorted(names)
-    model.knows_labels = not (missing or lost or (other and not are_placeholders(stored)))
+    knows_labels = not (missing or lost or (other and not are_placeholders(stored)))
     given = f"--model_name_or_path {name}"
-    if not missing and not model.knows_labels:
+    if not missing and not knows_labels:
         if not lost:  # transformers draws the weights that a state dict lacks
             kept = {key: value for key, value in model.state_dict().items() if key not in last}
             with without_reports():
                 model = type(model).from_pretrained(None, config=model.config, state_dict=kept, dtype=torch.float32)
-            model.knows_labels = False
         say(
             f"{given} has a head for {len(stored)} labels ({listed(stored)}), but the data have {len(names)} "
             f"({listed(names)}): {' and '.join(last)} are new"
         )
-    elif other and model.knows_labels:
+    elif other and knows_labels:
         say(
             f"{given} has numbers for its labels, and no names: they are read as {listed(names)}, in this order; if "
             "the order is wrong, write id2label and label2id into its config.json"
         )
+    model.knows_labels = knows_labels
     return model
 
 

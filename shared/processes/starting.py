@@ -166,14 +166,12 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
     Raises:
         UserError: a setting is not supported, would be ignored, or does not fit this machine; names it and the fix.
     """
-    env = os.environ
-    launch = rules.Launch(config, env, on_cpu)
-    rules.refuse(launch)
+    rules.refuse(rules.Launch(config, os.environ, on_cpu))
     if on_cpu:
         return
     # Each process checks this: a process that continued would wait in its first collective call for those that ended.
     processes, gpus = processes_of_machine(), torch.accelerator.device_count()
-    if processes > gpus and not rules.is_true(env, SHARE_GPU):
+    if processes > gpus and not rules.is_true(os.environ, SHARE_GPU):
         raise UserError(
             f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
             "number of GPUs"

@@ -1,6 +1,7 @@
 """Tables from files, saved data sets and the Hub, with their training and validation parts."""
 
 import shutil
+import socket
 
 import datasets
 import pyarrow as pa
@@ -86,7 +87,10 @@ def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_h
 def test_a_dataset_that_was_loaded_before_needs_no_network_and_another_suggests_the_embedded_data(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    """The Hub is at a closed port, and a call of its client fails the test."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("it would try again for 24 s"))
     with pytest.raises(UserError, match=r"--dataset_name a/b --dataset_config_name c is .*remove --dataset_name"):
         read_hub("a/b", "c")
@@ -108,7 +112,6 @@ def test_a_dataset_that_was_loaded_before_needs_no_network_and_another_suggests_
         assert [part["text"].to_pylist() for part in (train, validation)] == [[config] * 4, [config] * 2]
         assert where(train, 1) == "row 2 of --dataset_name someone/tiny (split train)"
     shutil.rmtree(tmp_path / "someone___tiny/default")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "unreachable", lambda _: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *given: {given: datasets.Dataset.from_dict({})})
     assert [*read_hub("someone/tiny", None)] == [("someone/tiny", None)], "which config is the default one"

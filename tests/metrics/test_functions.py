@@ -48,13 +48,13 @@ ROWS = st.tuples(st.integers(1, 20), st.integers(1, 4)).flatmap(
 @given(ROWS)
 def test_counts_of_classes_and_labels_equal_scikit_learn(pair: np.ndarray) -> None:
     """Rows of labels, and class ids that are the number of their labels."""
-    for predictions, references in (pair, pair.sum(2)):
+    ids = pair.sum(2)
+    for predictions, references in (pair, ids):
         f1 = partial(f1_score, references, predictions, zero_division=0.0)
         assert SHIPPED["accuracy"](predictions, references) == accuracy_score(references, predictions)
         if predictions.shape[1:] != (1,):  # one column is class ids for scikit-learn
             assert SHIPPED["macro_f1"](predictions, references) == pytest.approx(f1(average="macro"), abs=1e-12)
     assert SHIPPED["micro_f1"](*pair) == f1_score(*pair[::-1].reshape(2, -1), zero_division=0.0)
-    ids = pair.sum(2)
     if np.ptp(ids):
         expected = matthews_corrcoef(*ids[::-1])
         assert SHIPPED["matthews_correlation"](*ids) == pytest.approx(expected, abs=1e-12)

@@ -208,7 +208,7 @@ def sizes_of(arguments: argparse.Namespace, on_gpu: bool) -> dict[str, int]:
 @contextmanager
 def load_times(clock: Callable[[], float]) -> Iterator[list[float]]:
     """A list that gets the seconds of each load of a tokenizer or a model by `shared.predict`."""
-    from shared.predictions import texts
+    from shared.predictions import labels
 
     seconds: list[float] = []
 
@@ -221,8 +221,8 @@ def load_times(clock: Callable[[], float]) -> Iterator[list[float]]:
 
         return load_and_note
 
-    loads = {name: timed(getattr(texts, name)) for name in ("load_tokenizer", "build_model")}
-    with mock.patch.multiple(texts, **loads):
+    loads = {name: timed(getattr(labels, name)) for name in ("load_tokenizer", "build_model")}
+    with mock.patch.multiple(labels, **loads):
         yield seconds
 
 

@@ -23,12 +23,11 @@ from shared.plan.loading import current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.images import predict_images
+from shared.predictions.labels import predict_texts
 from shared.predictions.onnx import FILE, FOLDER, OnnxModel
-from shared.predictions.prediction import Prediction
+from shared.predictions.prediction import Prediction, predict_table
 from shared.predictions.request import SAMPLES, Request, parse
-from shared.predictions.tables import predict_table
 from shared.predictions.tags import predict_tags
-from shared.predictions.texts import predict_texts
 from shared.processes import starting
 from shared.run.command import ran_out, run
 from shared.run.resume import refuse_changed_data

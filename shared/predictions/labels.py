@@ -1,8 +1,9 @@
-"""Predictions of classifiers and of regression: their columns and scores, and the labels of the input."""
+"""Predictions of classifiers and of regression: of texts, and for all of them, their columns, scores and labels."""
 
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,62 @@ import torch
 from numpy.typing import NDArray
 
 from shared.datasets.label_columns import FLAG, is_list
-from shared.datasets.labels import KINDS, Labels
+from shared.datasets.labels import KINDS, Labels, load_labeled
 from shared.datasets.rows import column_of, missing, numbered
-from shared.errors import UserError, say
+from shared.encoders.packed_texts import unpack_before_head
+from shared.encoders.packing import pack_or_pad
+from shared.encoders.padding import pad_rows
+from shared.encoders.text_models import adapt_to_device
+from shared.errors import UserError, count_of, say
+from shared.losses.losses import Scale
 from shared.metrics.task_metrics import resolve_metrics
-from shared.predictions.prediction import Mask, Outputs
+from shared.plan.batches import evaluation_batches
+from shared.predictions.prediction import PREDICTION, Mask, Outputs, Prediction, build_model, load_data, read_rows
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import are_placeholders, load_pretrained, stored_names
+from shared.pretrained.tokenizers import load_tokenizer
 
-PREDICTION, PROBABILITY = "prediction", "probability_"
+PROBABILITY = "probability_"  # followed by the name of a class or label
 DELIMITER = ","  # between several labels of a row in a CSV file
 DTYPES = {"classification": np.int64, "multi_label": np.float32, "regression": np.float64}  # of `Labels.encode`
+
+
+def predict_texts(accelerator: Any, request: Request) -> Prediction:
+    """The prediction of --text_column_names of FILE, or of the run's validation data.
+
+    Raises:
+        UserError: the model, the rows or their labels cannot be used.
+    """
+    config, recipe = request.config, request.recipe
+    if request.is_own_model:
+        _, _, labels, tokenizer = load_data(request)
+    else:
+        labels, tokenizer = labels_of_model(request), load_tokenizer(str(request.model))
+    model = build_model(request, labels, tokenizer)
+    known = labels
+    if request.file is None:
+        _, table, found = load_labeled(config)
+        known = found if found.names == labels.names else labels  # the run's data say which values are the names
+    else:
+        table = read_rows(request, config.text_column_names, "--text_column_names")
+    targets, scored = targets_of(request, known, table)
+    data = recipe.encode(config, table, with_targets(labels, targets), tokenizer)
+    if hasattr(config, "packing"):
+        model = adapt_to_device(accelerator, config, model)
+        collate, described = pack_or_pad(model, data, tokenizer, accelerator, config, unpack_before_head)
+        how = f"; {described}"
+    else:
+        collate, how = pad_rows(model, data, tokenizer, config)
+    lengths = collate.padded_lengths(data.lengths.astype(np.int64))
+    return Prediction(
+        table=table,
+        data=data,
+        collate=collate,
+        batches=evaluation_batches(lengths, *request.limits, packed=collate.packed),
+        model=model,
+        predict_batch=partial(recipe.predict_batch, Scale(labels)),
+        **label_outputs(request, labels, targets, scored, f"{count_of(len(data), 'text')}{how}"),
+    )
 
 
 def label_outputs(

@@ -23,11 +23,12 @@ import torch
 from tqdm import tqdm
 
 from shared.cache.prepared import key_digest
+from shared.checkpoints.digests import digest, lines_of
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
 from shared.datasets.label_columns import is_list
-from shared.disk import remedy, sync
-from shared.errors import UserError, aligned, count_of
+from shared.disk import sync
+from shared.errors import UserError, about, aligned, count_of
 from shared.monitoring.log import finite_or_name
 from shared.plan.loading import feed
 from shared.predictions.onnx import FOLDER
@@ -36,18 +37,10 @@ from shared.predictions.request import Request, parts_folder
 from shared.processes import folder_lock
 from shared.processes.collectives import gather, on_main_process
 
+FLAG = "--predictions_file"
 MOST_PARTS = 256  # a kill loses at most one part of each process
 FACTS = {"model": "model", "recipe": "recipe", "input": "input", "bytes": "file"}  # of a record: what each is about
 Record = dict[str, Any]
-
-
-@contextmanager
-def writing() -> Iterator[None]:
-    """Turn an error of the disk into a `UserError` that says what helps. Also a decorator."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--predictions_file: {error}: {remedy(error)}, and start again to resume") from error
 
 
 class Parts:
@@ -70,13 +63,13 @@ class Parts:
             return outputs
         return None
 
-    @writing()
     def write(self, part: int, outputs: Outputs) -> None:
         """Write the outputs of a part; the file is complete or absent."""
         partial = self.path(part).with_suffix(f".partial-{os.getpid()}.npy")
-        np.save(partial, outputs)
-        sync(partial)
-        partial.rename(self.path(part))
+        with about(FLAG):
+            np.save(partial, outputs)
+            sync(partial)
+            partial.rename(self.path(part))
 
     @torch.inference_mode()
     def compute(self, accelerator: Any, missing: Sequence[int], num_workers: int) -> None:
@@ -108,8 +101,8 @@ class Parts:
         for part, batches in enumerate(self.batches):
             if (found := self.read(part)) is None:
                 raise UserError(
-                    f"{self.path(part)} is missing, because another machine wrote it to its own disk: give a "
-                    "--predictions_file in a folder that all machines share"
+                    f"{self.path(part)} is missing, because another machine wrote it to its own disk: give a {FLAG} "
+                    "in a folder that all machines share"
                 )
             numbers = np.concatenate([self.prediction.outputs_of(batch.samples) for batch in batches])
             outputs[numbers] = found
@@ -153,7 +146,6 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     return on_main_process(accelerator, lambda: finish(parts, output, task))
 
 
-@writing()
 def begin(output: Path, prediction: Prediction, task: Record) -> Record:
     """`task`, or if the file is finished, its record, which has scores as well.
 
@@ -162,8 +154,9 @@ def begin(output: Path, prediction: Prediction, task: Record) -> Record:
     """
     check_columns(prediction, output)
     if not output.exists():
-        parts_folder(output).mkdir(parents=True, exist_ok=True)
-        folder_lock.acquire(parts_folder(output), "--predictions_file: the folder")
+        with about(FLAG):
+            parts_folder(output).mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(parts_folder(output), f"{FLAG}: the folder")
         return task
     record: Record = {}
     with suppress(OSError, ValueError):
@@ -177,9 +170,7 @@ def begin(output: Path, prediction: Prediction, task: Record) -> Record:
     ]
     if changed:
         why = ", ".join(changed) if record else "there is no record of its predictions"
-        raise UserError(
-            f"--predictions_file {output} exists with other content ({why}): remove it, or name another file"
-        )
+        raise UserError(f"{FLAG} {output} exists with other content ({why}): remove it, or name another file")
     return record
 
 
@@ -197,12 +188,11 @@ def check_columns(prediction: Prediction, output: Path) -> None:
         binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
         if (pa.types.is_nested(field.type) and output.suffix == ".csv") or (binary and output.suffix != ".parquet"):
             raise UserError(
-                f"--predictions_file {output}: {output.suffix[1:]} cannot hold the column {field.name} of {source}, "
+                f"{FLAG} {output}: {output.suffix[1:]} cannot hold the column {field.name} of {source}, "
                 f"which contains {field.type}: use a name that ends in .parquet"
             )
 
 
-@writing()
 def finish(parts: Parts, output: Path, task: Record) -> Record:
     """Join the parts, compute the scores, write the file and its record, and remove the parts; return the record.
 
@@ -211,20 +201,21 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
     """
     prediction, file = parts.prediction, parts.folder / output.name
     outputs, rows = parts.join(), 0
+    scores = prediction.score(*prediction.split(outputs)) if prediction.score else {}
     blocks = (prediction.blocks or prediction.with_columns)(outputs)
     first = next(blocks)
-    with writer(file, first.schema) as write:
-        for block in chain([first], blocks):
-            write(block)
-            rows += block.num_rows
-    scores = prediction.score(*prediction.split(outputs)) if prediction.score else {}
-    record = task | {"rows": rows, "bytes": file.stat().st_size}
-    record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
-    described = parts.folder / record_file(output).name
-    described.write_text(json.dumps(record, indent=1) + "\n")
-    for written, place in ((described, record_file(output)), (file, output)):  # the predictions last
-        sync(written)
-        written.replace(place)
+    with about(FLAG):
+        with writer(file, first.schema) as write:
+            for block in chain([first], blocks):
+                write(block)
+                rows += block.num_rows
+        record = task | {"rows": rows, "bytes": file.stat().st_size}
+        record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
+        described = parts.folder / record_file(output).name
+        described.write_text(json.dumps(record, indent=1) + "\n")
+        for written, place in ((described, record_file(output)), (file, output)):  # the predictions last
+            sync(written)
+            written.replace(place)
     folder_lock.release_all()
     shutil.rmtree(parts.folder)
     return record
@@ -270,20 +261,13 @@ def task_of(request: Request, prediction: Prediction) -> Record:
     config = request.config
     left_out = fields_with(type(config), Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)
     folders = [request.model, *([request.model / FOLDER] if config.runtime else [])]
-    files = [file for folder in folders for file in folder.iterdir() if file.is_file() and file.suffix != ".md"]
-    model = "".join(file.name + digest_of(file) for file in sorted(files))
+    files = sorted(file for folder in folders for file in folder.iterdir() if file.is_file() and file.suffix != ".md")
     return {
-        "model": hashlib.sha256(model.encode()).hexdigest(),
-        "recipe": digest_of(Path(str(request.recipe.__file__))),
+        "model": key_digest(lines_of({file.name: file for file in files})),
+        "recipe": digest(Path(str(request.recipe.__file__))),
         "input": input_digest(prediction),
         "settings": {name: value for name, value in options.plain(config).items() if name not in left_out},
     }
-
-
-def digest_of(file: Path) -> str:
-    """A digest of the content of a file."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def input_digest(prediction: Prediction) -> str:

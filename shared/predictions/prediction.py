@@ -1,5 +1,6 @@
-"""What a kind of prediction consists of. A new kind is a function that returns a `Prediction`."""
+"""What a kind of prediction is: a function that returns a `Prediction`. The simplest one predicts a table."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,18 +12,21 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_model
 from torch import Tensor
+from torch.utils.data import default_collate
 
-from shared.datasets.rows import ROW_COLUMN, column_of, source_of
+from shared.datasets.rows import ROW_COLUMN, column_of, source_of, typed_column_of
 from shared.datasets.tables import read_file, skip_incomplete
-from shared.errors import UserError, about, listed
+from shared.errors import UserError, about, count_of, listed
 from shared.models.transformers_models import loading_info
-from shared.plan.batches import MicroBatch
+from shared.plan.batches import MicroBatch, evaluation_batches
 from shared.predictions.request import Request
 from shared.run.export import WEIGHTS
 
 Outputs = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+PREDICTION = "prediction"  # a column
+ROW = "row"  # the column of the numbers, from 1, of the rows of the validation data of a table
 BLOCK_ROWS = 1 << 16  # rows of the file that are written at once
 
 
@@ -129,3 +133,44 @@ def read_rows(request: Request, columns: Sequence[str] = (), flag: str = "") -> 
     for name in columns:
         column_of(table, name, flag)
     return skip_incomplete(table, columns) if columns and request.config.skip_incomplete_rows else table
+
+
+def predict_table(_: Any, request: Request) -> Prediction:
+    """The prediction of the rows of FILE, or of the run's validation data.
+
+    Raises:
+        UserError: the model or the rows cannot be used.
+    """
+    recipe = request.recipe
+    of_run: tuple[Any, ...] = ()
+    if request.file is None or len(inspect.signature(recipe.build_model).parameters) > 1:
+        of_run = load_data(request)
+    learned = of_run[2:]
+    if request.file is None:
+        data = of_run[1]
+        table = pa.table({ROW: np.arange(1, len(data) + 1)})
+    else:
+        table = read_rows(request)
+        columns = {name: typed_column_of(table, name).to_numpy() for name in table.column_names}  # a gap is NaN
+        with about(f"{source_of(table)} (columns: {', '.join(columns)})"):
+            data = recipe.encode(request.config, columns, *learned)
+
+    def columns_of(_: pa.Table, predictions: Outputs, __: Outputs) -> dict[str, pa.Array]:
+        return {PREDICTION: pa.array(predictions[:, 0])}
+
+    def score(_: Outputs, losses: Outputs) -> dict[str, float]:
+        known = losses[~np.isnan(losses)].astype(np.float64)  # NaN for a row without a target
+        return {"eval_loss": float(known.mean())} if len(known) else {}
+
+    return Prediction(
+        table=table,
+        data=data,
+        collate=default_collate,
+        batches=evaluation_batches(data.lengths, None, request.limits[1]),
+        model=build_model(request, *learned),
+        predict_batch=recipe.predict_batch,
+        widths=(1, 1),
+        columns=columns_of,
+        score=score if request.config.scores else None,
+        notes={"model": str(request.model), "data": count_of(len(data), "row")},
+    )

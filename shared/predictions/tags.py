@@ -13,8 +13,8 @@ from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of
 from shared.plan.batches import MicroBatch, evaluation_batches
-from shared.predictions.labels import PREDICTION, encoded, have_labels, with_targets
-from shared.predictions.prediction import Ints, Mask, Outputs, Prediction, build_model
+from shared.predictions.labels import encoded, have_labels, with_targets
+from shared.predictions.prediction import PREDICTION, Ints, Mask, Outputs, Prediction, build_model
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import stored_names
 from shared.pretrained.tokenizers import load_tokenizer

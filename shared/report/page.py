@@ -10,7 +10,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +93,20 @@ def page(folder: Path, lines: Lines | None = None) -> str:
         lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
     with about(str(folder / mistakes.FILE)):
         found = json.loads(read(folder / mistakes.FILE) or "{}")
+    spent = seconds_by_part(lines)
     last_step = max((int(line["step"]) for line in lines), default=0)
     return template.render(
         name=options.load(folder / "config.yaml").get("run_name") or folder.resolve().name,
-        status=status(lines, last_step),
+        steps=count_of(last_step, "step"),
+        end=lines[-1] if lines else {},
         evaluations=evaluations(lines),
         figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines) if panel.series],
         found=found,
-        classes=classes(found),
-        worst=worst(found),
+        exp=math.exp,
         scatter=scatter(found["points"]) if found.get("points") else None,
-        time=time(lines),
+        spent={NAMES[part]: seconds for part, seconds in spent.items() if seconds > 0},
+        total=sum(spent.values()),
+        facts=facts(lines) if spent else [],
         card=card(folder / CARD),
         command=command(folder),
         settings=read(folder / "config.yaml"),
@@ -120,14 +123,6 @@ def digest(script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def status(lines: Lines, last_step: int) -> str:
-    """How far the run has come."""
-    steps = count_of(last_step, "step")
-    if not lines or "train_runtime" not in lines[-1]:
-        return f"{steps} so far; the run has not finished"
-    return f"finished: {steps} in {lines[-1]['train_runtime']:,.1f} s"
-
-
 def evaluations(lines: Lines) -> dict[str, Any]:
     """The table of the evaluations, of many some of them, evenly spread, and the last one."""
     all_rows = [line for line in lines if "eval_loss" in line]
@@ -136,41 +131,9 @@ def evaluations(lines: Lines) -> dict[str, Any]:
     keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key.startswith("eval_")]
     return {
         "names": [key.removeprefix("eval_").replace("_", " ") for key in keys],
-        "rows": [(f"{row['step']:,}", [f"{row[key]:.4g}" if key in row else "" for key in keys]) for row in rows],
+        "rows": [(row["step"], [row.get(key) for key in keys]) for row in rows],
         "left_out": len(all_rows) - len(rows),
     }
-
-
-def classes(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The rows of the table of the classes: count, precision, recall, F1; "" where nothing is divided."""
-
-    def ratio(part: int, whole: int) -> str:
-        return f"{part / whole:.3f}" if whole else ""
-
-    return [
-        (name, [f"{true:,}", ratio(hits, predicted), ratio(hits, true), ratio(2 * hits, true + predicted)])
-        for name, true, predicted, hits in found.get("classes", [])
-    ]
-
-
-def worst(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The worst samples, each with lines that say which one it is and how wrong."""
-    samples = []
-    for sample in found["worst"] if found else []:
-        loss = float(sample["loss"])
-        chance = [f"{100 * math.exp(-loss):.2g} % for the right class"] if "confused" in found else []
-        samples.append(sample | {"said": [*chance, f"loss {loss:.4g}, sample {sample['row']:,}"]})
-    return samples
-
-
-def time(lines: Lines) -> dict[str, Any]:
-    """Where the time went: its parts, and what the end of a run says about it besides them and its advice."""
-    spent = seconds_by_part(lines)
-    total = sum(spent.values())
-    if not total:
-        return {"parts": []}
-    parts = [(NAMES[part], seconds, f"{100 * seconds / total:.0f}") for part, seconds in spent.items() if seconds > 0]
-    return {"parts": parts, "said": [f"{total:,.1f} s in all", *facts(lines)]}
 
 
 def card(file: Path) -> list[tuple[str, str]]:

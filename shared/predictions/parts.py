@@ -30,10 +30,11 @@ from shared.datasets.label_columns import is_list
 from shared.disk import sync
 from shared.errors import UserError, about, aligned, count_of
 from shared.monitoring.log import finite_or_name
+from shared.plan.batches import MicroBatch
 from shared.plan.loading import feed
 from shared.predictions.onnx import FOLDER
 from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
-from shared.predictions.request import Request, parts_folder
+from shared.predictions.request import Request
 from shared.processes import folder_lock
 from shared.processes.collectives import gather, on_main_process
 
@@ -41,79 +42,7 @@ FLAG = "--predictions_file"
 MOST_PARTS = 256  # a kill loses at most one part of each process
 FACTS = {"model": "model", "recipe": "recipe", "input": "input", "bytes": "file"}  # of a record: what each is about
 Record = dict[str, Any]
-
-
-class Parts:
-    """The parts of a prediction, in the folder beside `output`; `task` is what they depend on."""
-
-    def __init__(self, prediction: Prediction, output: Path, task: Record) -> None:
-        self.prediction, self.folder, self.digest = prediction, parts_folder(output), key_digest(task)
-        batches = prediction.batches
-        ends = np.linspace(0, len(batches), min(MOST_PARTS, len(batches)) + 1).astype(int)
-        self.batches = [batches[start:end] for start, end in pairwise(ends)]
-
-    def path(self, part: int) -> Path:
-        """The file of a part, which may not exist yet."""
-        return self.folder / f"part_{part:04d}_{self.digest}.npy"
-
-    def read(self, part: int) -> Outputs | None:
-        """The outputs [n, width] of a part; None if it does not exist or is damaged."""
-        with suppress(OSError, ValueError, EOFError):
-            outputs: Outputs = np.load(self.path(part), mmap_mode="r")
-            return outputs
-        return None
-
-    def write(self, part: int, outputs: Outputs) -> None:
-        """Write the outputs of a part; the file is complete or absent."""
-        partial = self.path(part).with_suffix(f".partial-{os.getpid()}.npy")
-        with about(FLAG):
-            np.save(partial, outputs)
-            sync(partial)
-            partial.rename(self.path(part))
-
-    @torch.inference_mode()
-    def compute(self, accelerator: Any, missing: Sequence[int], num_workers: int) -> None:
-        """Compute and write this process's share of the `missing` parts. Every process calls this."""
-        mine = missing[accelerator.process_index :: accelerator.num_processes]
-        schedule = [micro_batch for part in mine for micro_batch in self.batches[part]]
-        prediction = self.prediction
-        model = accelerator.prepare_model(prediction.model, evaluation_mode=True)
-        stream = feed(schedule, prediction.data, prediction.collate, accelerator.device, num_workers)
-        rows = sum(len(micro_batch.samples) for micro_batch in schedule)
-        hidden = None if accelerator.is_main_process else True  # None: it is shown in a terminal only
-        bar = tqdm(total=rows, desc="predicting", unit=" samples", mininterval=0.5, disable=hidden)
-        with closing(stream), bar:
-            for part in mine:
-                outputs = []
-                for micro_batch, batch in islice(stream, len(self.batches[part])):
-                    outputs.append(prediction.compute(model, micro_batch, batch))
-                    bar.update(len(micro_batch.samples))
-                self.write(part, torch.cat(outputs).cpu().numpy())
-
-    def join(self) -> Outputs:
-        """All outputs [M, width] in the order of the input, in a file that is mapped into memory.
-
-        Raises:
-            UserError: an output other than a loss is not finite, or another machine wrote a part to its own disk.
-        """
-        widths, bounds, source = self.prediction.widths, self.prediction.bounds, self.prediction.source
-        outputs = np.lib.format.open_memmap(self.folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
-        for part, batches in enumerate(self.batches):
-            if (found := self.read(part)) is None:
-                raise UserError(
-                    f"{self.path(part)} is missing, because another machine wrote it to its own disk: give a {FLAG} "
-                    "in a folder that all machines share"
-                )
-            numbers = np.concatenate([self.prediction.outputs_of(batch.samples) for batch in batches])
-            outputs[numbers] = found
-            predicted = np.delete(found, [widths[0]] if self.prediction.has_loss else [], axis=1)
-            if len(wrong := numbers[~np.isfinite(predicted).all(1)]):
-                row = np.searchsorted(bounds, wrong.min(), "right")  # counted from 1
-                raise UserError(
-                    f"the prediction for row {row:,} of {source} is not finite: use --mixed_precision no, or a model "
-                    "whose weights are finite"
-                )
-        return outputs
+Parts = dict[Path, Sequence[MicroBatch]]  # the file of each part, which may not exist yet, and its forward passes
 
 
 def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
@@ -124,43 +53,111 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     Raises:
         UserError: the file holds other predictions or cannot be written, or an output is not finite.
     """
-    output = request.output
-    task = on_main_process(accelerator, lambda: begin(output, prediction, task_of(request, prediction)))
+    task = on_main_process(accelerator, lambda: begin(request, prediction))
     if "scores" in task:
-        accelerator.print(f"{output} holds these predictions already")
+        accelerator.print(f"{request.output} holds these predictions already")
         return task
-    parts = Parts(prediction, output, task)
-    every = range(len(parts.batches))
-    missing = on_main_process(accelerator, lambda: [part for part in every if parts.read(part) is None])
-    rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(every), 'part')}"}
-    if len(missing) < len(every):
-        rows["passes"] += f", of which {len(every) - len(missing)} are computed already"
+    parts = parts_of(prediction.batches, request.parts_folder, key_digest(task))
+    missing = on_main_process(accelerator, lambda: [file for file in parts if read(file) is None])
+    rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
+    if len(missing) < len(parts):
+        rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
     if not prediction.score:
         rows["scores"] = f"none, {'because there are no labels' if request.config.scores else 'as requested'}"
-    rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(output)}
+    rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(request.output)}
     accelerator.print(aligned(rows))
     if (workers := request.config.dataloader_num_workers) is None:
         workers = 0 if accelerator.device.type == "cpu" else 2
-    parts.compute(accelerator, missing, workers)
+    mine = {file: parts[file] for file in missing[accelerator.process_index :: accelerator.num_processes]}
+    compute(accelerator, prediction, mine, workers)
     gather(accelerator, None)  # waits until all parts are written
-    return on_main_process(accelerator, lambda: finish(parts, output, task))
+    return on_main_process(accelerator, lambda: finish(request, prediction, parts, task))
 
 
-def begin(output: Path, prediction: Prediction, task: Record) -> Record:
-    """`task`, or if the file is finished, its record, which has scores as well.
+def parts_of(batches: Sequence[MicroBatch], folder: Path, digest_of_task: str) -> Parts:
+    """The cut of all micro-batches into parts."""
+    ends = np.linspace(0, len(batches), min(MOST_PARTS, len(batches)) + 1).astype(int)
+    files = (folder / f"part_{part:04d}_{digest_of_task}.npy" for part in range(len(ends)))
+    return {file: batches[start:end] for file, (start, end) in zip(files, pairwise(ends), strict=False)}
+
+
+def read(file: Path) -> Outputs | None:
+    """The outputs [n, width] of a part; None if the file does not exist or is damaged."""
+    with suppress(OSError, ValueError, EOFError):
+        outputs: Outputs = np.load(file, mmap_mode="r")
+        return outputs
+    return None
+
+
+def write(file: Path, outputs: Outputs) -> None:
+    """Write the outputs of a part; the file is complete or absent."""
+    partial = file.with_suffix(f".partial-{os.getpid()}.npy")
+    with about(FLAG):
+        np.save(partial, outputs)
+        sync(partial)
+        partial.rename(file)
+
+
+@torch.inference_mode()
+def compute(accelerator: Any, prediction: Prediction, mine: Parts, num_workers: int) -> None:
+    """Compute and write the parts of this process. Every process calls this."""
+    schedule = [micro_batch for batches in mine.values() for micro_batch in batches]
+    model = accelerator.prepare_model(prediction.model, evaluation_mode=True)
+    stream = feed(schedule, prediction.data, prediction.collate, accelerator.device, num_workers)
+    rows = sum(len(micro_batch.samples) for micro_batch in schedule)
+    hidden = None if accelerator.is_main_process else True  # None: it is shown in a terminal only
+    bar = tqdm(total=rows, desc="predicting", unit=" samples", mininterval=0.5, disable=hidden)
+    with closing(stream), bar:
+        for file, batches in mine.items():
+            outputs = []
+            for micro_batch, batch in islice(stream, len(batches)):
+                outputs.append(prediction.compute(model, micro_batch, batch))
+                bar.update(len(micro_batch.samples))
+            write(file, torch.cat(outputs).cpu().numpy())
+
+
+def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
+    """All outputs [M, width] in the order of the input, in a file of `folder` that is mapped into memory.
+
+    Raises:
+        UserError: an output other than a loss is not finite, or another machine wrote a part to its own disk.
+    """
+    widths, bounds = prediction.widths, prediction.bounds
+    outputs = np.lib.format.open_memmap(folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
+    for file, batches in parts.items():
+        if (found := read(file)) is None:
+            raise UserError(
+                f"{file} is missing, because another machine wrote it to its own disk: give a {FLAG} in a folder that "
+                "all machines share"
+            )
+        numbers = np.concatenate([prediction.outputs_of(batch.samples) for batch in batches])
+        outputs[numbers] = found
+        predicted = np.delete(found, [widths[0]] if prediction.has_loss else [], axis=1)
+        if len(wrong := numbers[~np.isfinite(predicted).all(1)]):
+            row = np.searchsorted(bounds, wrong.min(), "right")  # counted from 1
+            raise UserError(
+                f"the prediction for row {row:,} of {prediction.source} is not finite: use --mixed_precision no, or a "
+                "model whose weights are finite"
+            )
+    return outputs
+
+
+def begin(request: Request, prediction: Prediction) -> Record:
+    """What the predictions depend on; if their file is finished, its record, which has scores as well.
 
     Raises:
         UserError: the file holds other predictions, or it cannot hold the columns, or its folder is in use.
     """
+    output, task = request.output, task_of(request, prediction)
     check_columns(prediction, output)
     if not output.exists():
         with about(FLAG):
-            parts_folder(output).mkdir(parents=True, exist_ok=True)
-        folder_lock.acquire(parts_folder(output), f"{FLAG}: the folder")
+            request.parts_folder.mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(request.parts_folder, f"{FLAG}: the folder")
         return task
     record: Record = {}
     with suppress(OSError, ValueError):
-        record = json.loads(record_file(output).read_text())
+        record = json.loads(request.record.read_text())
     now, before = task | {"bytes": output.stat().st_size}, record.get("settings", {})
     changed = [f"the {what} has changed" for name, what in FACTS.items() if record.get(name) != now[name]]
     changed += [
@@ -193,37 +190,32 @@ def check_columns(prediction: Prediction, output: Path) -> None:
             )
 
 
-def finish(parts: Parts, output: Path, task: Record) -> Record:
+def finish(request: Request, prediction: Prediction, parts: Parts, task: Record) -> Record:
     """Join the parts, compute the scores, write the file and its record, and remove the parts; return the record.
 
     Raises:
         UserError: an output is not finite, a part is missing, or a file cannot be written.
     """
-    prediction, file = parts.prediction, parts.folder / output.name
-    outputs, rows = parts.join(), 0
+    folder, rows = request.parts_folder, 0
+    outputs = join(prediction, parts, folder)
     scores = prediction.score(*prediction.split(outputs)) if prediction.score else {}
     blocks = (prediction.blocks or prediction.with_columns)(outputs)
     first = next(blocks)
+    file, described = (folder / place.name for place in (request.output, request.record))
     with about(FLAG):
-        with writer(file, first.schema) as write:
+        with writer(file, first.schema) as write_rows:
             for block in chain([first], blocks):
-                write(block)
+                write_rows(block)
                 rows += block.num_rows
         record = task | {"rows": rows, "bytes": file.stat().st_size}
         record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
-        described = parts.folder / record_file(output).name
         described.write_text(json.dumps(record, indent=1) + "\n")
-        for written, place in ((described, record_file(output)), (file, output)):  # the predictions last
+        for written, place in ((described, request.record), (file, request.output)):  # the predictions last
             sync(written)
             written.replace(place)
     folder_lock.release_all()
-    shutil.rmtree(parts.folder)
+    shutil.rmtree(folder)
     return record
-
-
-def record_file(output: Path) -> Path:
-    """The JSON file that describes the predictions: model, input, settings and scores."""
-    return output.with_name(output.name + ".json")
 
 
 @contextmanager

@@ -107,6 +107,16 @@ class Request:
         return Path(self.config.predictions_file)
 
     @property
+    def record(self) -> Path:
+        """The JSON file that describes the predictions: model, input, settings and scores."""
+        return Path(f"{self.output}.json")
+
+    @property
+    def parts_folder(self) -> Path:
+        """The folder of the parts that are computed so far, beside the file of predictions."""
+        return Path(self.config.output_dir)
+
+    @property
     def limits(self) -> tuple[int | None, int | None]:
         """Maximum number of tokens, padding included, and of samples in a forward pass."""
         return getattr(self.config, TOKENS, None), self.config.per_device_eval_batch_size
@@ -166,17 +176,12 @@ def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request
                 f"--predictions_file {output}: the name must end in {', '.join(possible)}, the possible formats of "
                 f"{recipe.__file__}"
             )
-        values |= {"predictions_file": str(output), "output_dir": str(parts_folder(output))}
+        values |= {"predictions_file": str(output), "output_dir": f"{output}.parts"}
     if not is_own:
         values["model_name_or_path"] = str(model)
     config = config_class(**{name: value for name, value in values.items() if name in known})
     options.check(config)
     return Request(recipe, kind, config, model, folder if stored else None, file, frozenset(given))
-
-
-def parts_folder(output: Path) -> Path:
-    """The folder of the parts that are computed so far, beside the file of predictions."""
-    return output.with_name(output.name + ".parts")
 
 
 def model_folder(folder: Path) -> Path:

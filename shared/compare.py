@@ -290,20 +290,19 @@ def print_results(runs: Sequence[Path]) -> int:
     Raises:
         UserError: two runs have equal settings and seeds; or see `settings_of` and `result_of`.
     """
-    groups: dict[str, tuple[dict[str, Any], dict[Any, dict[str, float]]]] = {}  # settings, and results by seed
-    for run, settings in zip(runs, settings_of(runs), strict=True):
-        seed = settings.pop("seed")
-        _, results = groups.setdefault(repr(sorted(settings.items())), (settings, {}))
-        if seed in results:
+    every = settings_of(runs)
+    names = [name for name in differing(every) if name != "seed"]
+    groups: dict[tuple[str, ...], dict[Any, dict[str, float]]] = {}  # results by seed, of the values of `names`
+    for run, settings in zip(runs, every, strict=True):
+        results = groups.setdefault(tuple(shown(settings.get(name)) for name in names), {})
+        if settings["seed"] in results:
             raise UserError(f"{run} and another run have the same settings and the same seed; give one of them")
-        results[seed] = result_of(run, settings)
-    names = differing([settings for settings, _ in groups.values()])
-    scores = [*dict.fromkeys(name for _, found in groups.values() for result in found.values() for name in result)]
+        results[settings["seed"]] = result_of(run, settings)
+    scores = [*dict.fromkeys(name for results in groups.values() for result in results.values() for name in result)]
     table = [[*names, "runs", "seeds", *scores]]
-    for settings, found in groups.values():
-        row = [*(shown(settings.get(name)) for name in names), str(len(found)), " ".join(map(str, found))]
-        spreads = (mean_and_spread([result[name] for result in found.values() if name in result]) for name in scores)
-        table.append([*row, *spreads])
+    for values, results in groups.items():
+        spreads = (mean_and_spread([result[name] for result in results.values() if name in result]) for name in scores)
+        table.append([*values, str(len(results)), " ".join(map(str, results)), *spreads])
     print_table(table)
     print("mean ± standard deviation over the seeds, of the evaluation of the exported model")
     return 0

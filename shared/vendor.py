@@ -19,7 +19,7 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
-from shared.errors import UserError, count_of
+from shared.errors import UserError, about, count_of
 from shared.processes import ending
 
 ROOT = Path(__file__).parent.parent
@@ -30,12 +30,17 @@ def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
     """The files of shared/ that a recipe imports, directly or through others, and those of further `modules`.
 
     Imports inside of functions count. A module of `modules` that is a command in a package comes with its `__main__`.
+
+    Raises:
+        UserError: the recipe or a module does not exist.
     """
     # Other folders are not searched: one of them may have the name of a package, as wandb/ has.
     finder: Any = ModuleFinder([str(ROOT)], excludes=[path.stem for path in ROOT.iterdir() if path.name != "shared"])
-    finder.run_script(str(start))
+    with about(str(start)):
+        finder.run_script(str(start))
     for module in modules:
-        finder.import_hook(module)
+        with about(module):
+            finder.import_hook(module)
         with suppress(ImportError):
             finder.import_hook(f"{module}.__main__")
     return {Path(found.__file__) for found in finder.modules.values() if found.__file__} - {start}
@@ -73,15 +78,9 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
     Raises:
         UserError: the recipe or a module does not exist, or `target` exists.
     """
-    if not recipe.is_file():
-        raise UserError(f"{recipe} is not a file: give the path of a recipe")
-    for module in modules:
-        path = ROOT.joinpath(*module.split("."))
-        if not module.startswith("shared.") or not (path.with_suffix(".py").is_file() or path.is_dir()):
-            raise UserError(f"{module} is not a module of shared/, such as shared.predict")
-    if target.exists():
-        raise UserError(f"{target} exists: name a folder that does not exist yet")
     behind = sorted(closure(recipe, modules))
+    with about(str(target)):
+        target.mkdir(parents=True)
     for file in behind:
         copied = target / file.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)

@@ -50,13 +50,13 @@ def test_further_modules_are_copied_with_what_they_import(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "modules", "said"),
     [
-        ("recipes/none.py", (), "is not a file: give the path of a recipe"),
-        ("recipes/nlp.py", ("shared.prdict",), "shared.prdict is not a module of shared/"),
-        ("recipes/mlm.py", (), "exists: name a folder that does not exist yet"),
+        ("recipes/none.py", (), "recipes/none.py: .*No such file"),
+        ("recipes/nlp.py", ("shared.prdict",), "shared.prdict: No module named shared.prdict"),
+        ("recipes/mlm.py", (), "new/copy: .*File exists"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_and_nothing_is_written(recipe, modules, said, tmp_path):
-    if said.startswith("exists"):
+    if "exists" in said:
         (tmp_path / "new/copy").mkdir(parents=True)
     with pytest.raises(UserError, match=said):
         copied(tmp_path, *modules, recipe=recipe)

@@ -52,14 +52,12 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         return {EMBEDDING + name: pa.FixedSizeListArray.from_arrays(pa.array(v.ravel()), dim) for name, v in named}
 
     def score(*vectors: Outputs) -> dict[str, float]:
-        places = [columns.index(name) for name in pair]
-        of_pair = TextTuples([data.columns[place] for place in places], pair, data.scores, data.corpus)
-        vectors_of_pair = (np.ascontiguousarray(vectors[place]) for place in places)
-        embeddings = [torch.from_numpy(each).to(accelerator.device) for each in vectors_of_pair]
+        of_pair = TextTuples(data.columns[:2], pair, data.scores, data.corpus)
+        embeddings = [torch.tensor(each, device=accelerator.device) for each in vectors[:2]]
         embeddings += [embed(request, prediction.model, each, collate, accelerator.device) for each in data.corpus]
         return objective.evaluate(None, embeddings, of_pair)
 
-    can_score = config.scores and len(pair) == 2 and {*pair} <= {*columns}
+    can_score = config.scores and len(pair) == 2 and pair == tuple(columns[:2])
     can_score = can_score and (not config.label_column_name or data.scores is not None)
     texts = f"{count_of(len(data), 'row')} with the texts {', '.join(columns)}"
     prediction = Prediction(

@@ -1,6 +1,6 @@
 """The shipped metrics of classification and regression.
 
-The defaults of classification are counts of classes. The others come from scikit-learn and SciPy, which are imported
+Most are counts of classes. The correlations come from SciPy and the ROC curve from scikit-learn, which are imported
 only for them: in a run of a minute, their import is 2 % of the time.
 
 In all functions n is the number of samples, and the references have one of two forms: [n] class ids (int64) or numbers
@@ -8,9 +8,7 @@ In all functions n is the number of samples, and the references have one of two 
 says otherwise.
 """
 
-import importlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,35 +18,26 @@ Array = NDArray[Any]
 Function = Callable[[Array, Array], float]  # of predictions and references
 
 
-def of_library(module: str, name: str, **arguments: Any) -> Function:
-    """A function of sklearn.metrics or scipy.stats, which is imported at the first call."""
+def of_finite(function: Function) -> Function:
+    """A function that is NaN if a prediction is not finite: libraries raise an error or warn."""
 
     def compute(predictions: Array, references: Array) -> float:
-        found = getattr(importlib.import_module(module), name)(references, predictions, **arguments)
-        return float(getattr(found, "statistic", found))
+        return function(predictions, references) if np.isfinite(predictions).all() else float("nan")
 
     return compute
 
 
-of_sklearn = partial(of_library, "sklearn.metrics")
-of_scipy = partial(of_library, "scipy.stats")
-
-
-def guarded(function: Function, of_constant: float | None = None) -> Function:
-    """A function that is NaN if a prediction is not finite, and `of_constant`, if given, if one side is constant.
-
-    Libraries raise an error or warn in these cases. SciPy gives NaN for a constant. A constant predicts nothing, so its
-    correlation is 0.
-    """
+def correlation(name: str) -> Function:
+    """A correlation of scipy.stats. A constant predicts nothing, so its correlation is 0; for SciPy, it is NaN."""
 
     def compute(predictions: Array, references: Array) -> float:
-        if not np.isfinite(predictions).all():
-            return float("nan")
-        if of_constant is not None and (is_constant(predictions) or is_constant(references)):
-            return of_constant
-        return function(predictions, references)
+        from scipy import stats
 
-    return compute
+        if is_constant(predictions) or is_constant(references):
+            return 0.0
+        return float(getattr(stats, name)(references, predictions).statistic)
+
+    return of_finite(compute)
 
 
 def is_constant(values: Array) -> bool:
@@ -99,13 +88,15 @@ def roc_auc(scores: Array, references: Array) -> float:
     Of more classes or labels it is the mean over them, each class against all others. A class that no sample or every
     sample has is left out of the mean. NaN means that no class is left.
     """
+    from sklearn.metrics import roc_auc_score
+
     if references.ndim == 1:
         references = references[:, None] == np.arange(scores.shape[1])
         if scores.shape[1] == 2:
             scores, references = scores[:, 1:], references[:, 1:]
     # Class by class, because scikit-learn refuses a class without samples.
-    area, pairs = of_sklearn("roc_auc_score"), zip(scores.T, references.T, strict=True)
-    areas = [area(score, true) for score, true in pairs if not is_constant(true)]
+    pairs = zip(scores.T, references.T, strict=True)
+    areas = [roc_auc_score(true, score) for score, true in pairs if not is_constant(true)]
     return float(np.mean(areas)) if areas else float("nan")
 
 
@@ -115,13 +106,13 @@ SHIPPED: dict[str, Function] = {
     "macro_f1": macro_f1,
     "micro_f1": micro_f1,
     "matthews_correlation": matthews_correlation,
-    "pearson": guarded(of_scipy("pearsonr"), of_constant=0.0),
-    "spearman": guarded(of_scipy("spearmanr"), of_constant=0.0),
-    "mean_squared_error": guarded(of_sklearn("mean_squared_error")),
-    "precision_of_class": of_sklearn("precision_score", zero_division=0.0),
-    "recall_of_class": of_sklearn("recall_score", zero_division=0.0),
-    "f1_of_class": of_sklearn("f1_score", zero_division=0.0),
-    "roc_auc": guarded(roc_auc),
+    "pearson": correlation("pearsonr"),
+    "spearman": correlation("spearmanr"),
+    "mean_squared_error": of_finite(lambda predicted, true: float(np.square(predicted - true).mean())),
+    "precision_of_class": lambda predicted, true: float((predicted & true).sum() / max(predicted.sum(), 1)),
+    "recall_of_class": lambda predicted, true: float((predicted & true).sum() / max(true.sum(), 1)),
+    "f1_of_class": lambda predicted, true: float(2 * (predicted & true).sum() / max(predicted.sum() + true.sum(), 1)),
+    "roc_auc": of_finite(roc_auc),
 }
 OF_CLASS = ("precision_of_class", "recall_of_class", "f1_of_class")  # of [n]: is each sample of --positive_label?
 RANKED = ("top_5_accuracy",)  # of the likeliest classes of each sample, not only the first

@@ -86,8 +86,9 @@ def compare(a: Path, b: Path) -> int:
 
     Raises:
         UserError: the runs cannot be compared.
+        FileNotFoundError: a folder has no metrics.jsonl or no config.yaml.
     """
-    lines_a, lines_b = training_lines(a), training_lines(b)
+    lines_a, lines_b = ([line for line in read_metrics(run / "metrics.jsonl") if "loss" in line] for run in (a, b))
     quantities = [
         compare_values(lines_a, lines_b, "samples", EQUAL),
         compare_values(lines_a, lines_b, "learning_rate", EQUAL),
@@ -120,19 +121,6 @@ def allowed(step: int, rounding: tuple[float, float], before: float) -> float:
     """
     always, early = rounding
     return max(always, min(early * (step / EARLY) ** 2, JUMP * before))
-
-
-def training_lines(run: Path) -> Lines:
-    """The training lines of a run's metrics.jsonl.
-
-    Raises:
-        UserError: the run has logged no step.
-        FileNotFoundError: the folder has no metrics.jsonl.
-    """
-    lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
-    if not lines:
-        raise UserError(f"{run}: the run has logged no training step")
-    return lines
 
 
 def settings_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -197,7 +185,7 @@ def relative(a: float | str, b: float | str) -> float:
 
 def compare_ends(run_a: Path, run_b: Path) -> list[Quantity]:
     """Compare the last steps of the runs, whether they are finished, and at the same step the weights in model/."""
-    last = [read_metrics(run / "metrics.jsonl")[-1] for run in (run_a, run_b)]
+    last = [(read_metrics(run / "metrics.jsonl") or [{"step": 0}])[-1] for run in (run_a, run_b)]
     a, b = (f"step {line['step']}, {'' if 'train_runtime' in line else 'not '}finished" for line in last)
     first, second = sorted(int(line["step"]) for line in last)
     end = Quantity("end", {first + (first < second): (relative(a, b), f"A ends at {a}; B at {b}")})

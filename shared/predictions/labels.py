@@ -170,7 +170,7 @@ def targets_of(request: Request, labels: Labels, table: pa.Table) -> tuple[NDArr
     """
     shape = (table.num_rows, labels.num_labels) if labels.kind == "multi_label" else (table.num_rows,)
     targets = np.zeros(shape, DTYPES[labels.kind])
-    labeled = have_labels(request, table, (labels.column,) if isinstance(labels.column, str) else labels.column)
+    labeled = have_labels(request, table, labels.columns)
     if labels.delimiter is not None and labeled.any():
         labeled[:] = True  # an empty text means no label, unless all are empty
     if labeled.any():

@@ -261,28 +261,18 @@ def settings_of_model(kind: str, model: Path, known: Mapping[str, Any]) -> dict[
     if kind in ("images", "table"):
         return {SAMPLES: known.get(SAMPLES, USUAL_SAMPLES)}
     found: dict[str, Any] = {TOKENS: known.get(TOKENS, USUAL_TOKENS)}
-    longest = None
+    longest, limits = None, [NO_LIMIT]  # a tokenizer without a limit has a larger one
     if kind == "embeddings" and (model / MODULES_FILE).is_file():
         found["static"], found["pooling"], longest, prompts = stored_settings(model)
         if prompts and "prompts" not in known:
             raise UserError(f"--prompts is needed, one for each text column or '': {model} has {shown(prompts)}")
-    found["max_length"] = known.get("max_length") or longest or longest_text(model)
-    return found
-
-
-def longest_text(model: Path) -> int:
-    """The maximum number of tokens of a text: the smaller limit of the model and its tokenizer.
-
-    Raises:
-        UserError: neither has a limit.
-    """
-    limits = [NO_LIMIT]  # a tokenizer without a limit has a larger one
     for file, name in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
         if (model / file).is_file():
             limits.append(int(json.loads((model / file).read_text()).get(name) or NO_LIMIT))
-    if min(limits) == NO_LIMIT:
+    found["max_length"] = known.get("max_length") or longest or min(limits)
+    if found["max_length"] == NO_LIMIT:
         raise UserError(f"--max_length is needed: neither {model} nor its tokenizer limits the length of a text")
-    return min(limits)
+    return found
 
 
 def default_output(folder: Path, file: str | None, possible: tuple[str, ...]) -> Path:

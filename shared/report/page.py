@@ -87,7 +87,8 @@ def page(folder: Path, lines: Lines | None = None) -> str:
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder}: the folder has no config.yaml: give the --output_dir of a run")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["digest"] = digest
+    # The page allows its own script, by its digest, and no other to run.
+    environment.filters["sha256"] = lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = environment.from_string(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     if lines is None:
         lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
@@ -116,11 +117,6 @@ def page(folder: Path, lines: Lines | None = None) -> str:
 def read(file: Path) -> str:
     """The text of a file; "" if it does not exist."""
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-
-
-def digest(script: str) -> str:
-    """The digest by which the page allows its own script, and no other, to run."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def evaluations(lines: Lines) -> dict[str, Any]:

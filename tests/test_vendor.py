@@ -8,7 +8,7 @@ import runs
 from shared import vendor
 from shared.errors import UserError
 
-PACKAGES = {"torch", "accelerate", "transformers", "sentencepiece", "pytorch-optimizer", "PyYAML", "wandb"}
+PACKAGES = {"torch", "accelerate", "sentencepiece", "pytorch-optimizer", "PyYAML", "wandb", "scikit-learn", "scipy"}
 
 
 def copied(tmp_path, *modules, recipe="recipes/nlp.py"):

@@ -121,10 +121,9 @@ def confused(names: Sequence[str], predicted: Ints, true: Ints) -> dict[str, Any
     often = np.bincount(np.concatenate([true[wrong], predicted[wrong]]), minlength=size)
     most = np.argsort(-often, kind="stable")[:MOST_CONFUSED]
     shown = np.sort(most[often[most] > 0]) if size > MOST_CONFUSED else np.arange(size)
-    place = np.full(size, -1)
-    place[shown] = np.arange(len(shown))
-    inside = (place[true] >= 0) & (place[predicted] >= 0)
-    cells = place[true[inside]] * len(shown) + place[predicted[inside]]
+    inside = np.isin(true, shown) & np.isin(predicted, shown)
+    rows, columns = (np.searchsorted(shown, each[inside]) for each in (true, predicted))
+    cells = rows * len(shown) + columns
     counts = np.bincount(cells, minlength=len(shown) ** 2).reshape(len(shown), len(shown))
     return {"confused": [names[i] for i in shown], "counts": counts.tolist()}
 

@@ -123,7 +123,8 @@ def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
         UserError: an output other than a loss is not finite, or another machine wrote a part to its own disk.
     """
     widths, bounds = prediction.widths, prediction.bounds
-    outputs = np.lib.format.open_memmap(folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
+    with about(FLAG):
+        outputs = np.lib.format.open_memmap(folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
     for file, batches in parts.items():
         if (found := read(file)) is None:
             raise UserError(

@@ -1,10 +1,11 @@
-"""Writes files with their digests, and compares files with a manifest: {file: {"bytes": ..., "xxh3_128": ...}}.
+"""Writes files with their digests, and compares a folder with its manifest: {file: {"bytes": ..., "xxh3_128": ...}}.
 
 XXH3-128 is about as fast as memory. It detects damage and no forgery: whoever can change a file can change the
 manifest as well.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+MANIFEST = "manifest.json"
 ALGORITHM = "xxh3_128"  # its name in files; `new` begins a digest
 new: Any = xxhash.xxh3_128
 CHUNK = 1 << 20  # bytes that are written at once: they are still in the cache when they are hashed
@@ -54,25 +56,20 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(stream, new).hexdigest()
 
 
-def problem_with(folder: Path, manifest: Mapping[str, Line]) -> str | None:
-    """Why the files in `folder` are not those of a manifest, or None.
+def problem_with(folder: Path) -> str | None:
+    """Why a folder cannot be read, or None: every file of its manifest must have its size and digest."""
+    if not folder.is_dir():
+        return "there is no such folder"
 
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a line has no digest of a known algorithm.
-        KeyError, TypeError, AttributeError: a line is no line of a manifest.
-    """
-
-    def problem(name: str) -> str | None:
-        file, line = folder / name, manifest[name]
-        if line.keys() != {"bytes", ALGORITHM}:
-            kinds = ", ".join(line.keys() - {"bytes"}) or "nothing"
-            raise ValueError(f"no known digest among {kinds}; it may be of another version")
+    def problem(name: str, line: Line) -> str | None:
+        file, size, expected = folder / name, line["bytes"], line[ALGORITHM]
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != line["bytes"] or digest(file) != line[ALGORITHM]:
-            return f"{name} is damaged"
-        return None
+        return None if file.stat().st_size == size and digest(file) == expected else f"{name} is damaged"
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        return next(filter(None, pool.map(problem, manifest)), None)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        with ThreadPoolExecutor(THREADS) as pool:
+            return next(filter(None, pool.map(problem, manifest.keys(), manifest.values())), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest cannot be read ({error})"

@@ -83,7 +83,7 @@ def begin(partial: Path, size: int) -> None:
 
 def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> None:
     """Turn a folder whose files are on disk into a checkpoint: write the manifest, then rename the folder."""
-    digests.write_file(partial / "manifest.json", [json.dumps(manifest, indent=1, sort_keys=True).encode()])
+    digests.write_file(partial / digests.MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()])
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
     replaced = None
@@ -126,7 +126,7 @@ def complain(what: str) -> None:
 def complete_in(folder: Path) -> dict[int, Path]:
     """The complete checkpoints in a folder, by step; links are not followed, unreadable ones are left out."""
     found = ours(folder, COMPLETE)
-    return {int(match[1]): path for path, match in found if any(path.glob("manifest.json"))}
+    return {int(match[1]): path for path, match in found if any(path.glob(digests.MANIFEST))}
 
 
 def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:

@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from shared.checkpoints import digests, folders
+from shared.checkpoints import folders
+from shared.checkpoints.digests import problem_with
 from shared.checkpoints.folders import folder, path_of
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.states import load_model, load_optimizer, modules_by_file
@@ -39,16 +40,6 @@ def remove_partials(output_dir: str | Path) -> None:
     for partial, _ in folders.ours(folder(output_dir), folders.PARTIAL):
         folders.remove(partial)
         print(f"removed {partial}, a checkpoint that was never finished")
-
-
-def problem_with(path: Path) -> str | None:
-    """Why a checkpoint cannot be read, or None: every file of its manifest must have its size and digest."""
-    if not path.is_dir():
-        return "there is no such folder"
-    try:
-        return digests.problem_with(path, json.loads((path / "manifest.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its manifest cannot be read ({error})"
 
 
 def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:

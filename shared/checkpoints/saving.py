@@ -92,13 +92,15 @@ class Saver:
         everybody = gather(self.accelerator, (self.committed if self.writes else None, self.problem))
         committed = [step for step, _ in everybody if step is not None]
         self.progress, self.step = progress, progress.step
+        self.needed_from = min(committed) if self.config.save_on_each_node else None
         if self.takes_part:
-            self._begin(progress, min(committed) if self.config.save_on_each_node else None)
+            self._begin()
         if any(problem for _, problem in everybody):
             self._require_success()
 
-    def _begin(self, progress: Progress, needed_from: int | None) -> None:
+    def _begin(self) -> None:
         """Begin to copy and write the state, or write it."""
+        progress = self.progress
         tensors, values = self._state_of_objects()
         with about("a checkpoint cannot hold the state of an optimizer"):
             content = json.dumps(self.state(progress) | values, indent=1).encode()
@@ -108,7 +110,7 @@ class Saver:
             {"state.json": content},
             keep=self.config.save_total_limit,
             best=progress.best_step if self.config.load_best_model_at_end else None,
-            needed_from=needed_from,
+            needed_from=self.needed_from,
         )
         if self.in_background and not (self.staging and self.staging.fits(tensors)):
             self._set_up(tensors)
@@ -136,7 +138,7 @@ class Saver:
             if self.problem and self.writes:
                 complain("the run waits for that, and tries again each minute")
             wait_for_signal(BETWEEN_ATTEMPTS)
-            self._write_again()
+            self._repeat()
 
     def _error(self) -> UserError | None:
         """The problem of the last save as an error."""
@@ -150,9 +152,9 @@ class Saver:
         """
         self.poll(wait=True)
         for _ in range(ATTEMPTS - 1):
-            if any(gather(self.accelerator, bool(self.problem and self._can_repeat()))):
+            if any(gather(self.accelerator, self.problem)):
                 time.sleep(SECONDS_BETWEEN)
-                self._write_again()
+                self._repeat()
         problem = self._error()
         self.close()
         agree(self.accelerator, problem)
@@ -166,16 +168,11 @@ class Saver:
             self.staging.close()
         self.staging = self.copied = None
 
-    def _can_repeat(self) -> bool:
-        """Whether the state of the last save still exists, in memory or as the current state."""
-        return self.staging is not None or self.progress.step == self.step
-
-    def _write_again(self) -> None:
-        """Write the last checkpoint again where that failed; every process calls it if one failed."""
-        if self.problem and self._can_repeat():
-            assert self.job
-            if not self.staging:  # the state is as it was, or an invalid copy is replaced by it
-                self.job.tensors, _ = self._state_of_objects()
+    def _repeat(self) -> None:
+        """Save again where that failed: the state, or its copy if a step has changed it. Every process calls it."""
+        if self.problem and self.progress.step == self.step:
+            self._begin()
+        elif self.problem and self.staging:
             self._write()
         self.poll(wait=True)
 
@@ -214,9 +211,7 @@ class Saver:
         if self.writing and (wait or self.writing.done()):
             writing, self.writing = self.writing, None
             error = writing.exception()
-            if isinstance(error, Changed):
-                self.close()  # so that no other attempt writes this invalid copy
-            elif error and not isinstance(error, OSError):
+            if error and not isinstance(error, OSError | Changed):
                 raise error
             self._record_outcome(error)
 

@@ -1,24 +1,30 @@
-"""Saving: the state is copied to memory while the next step is computed, and a thread writes the checkpoint."""
+"""Saving and loading. The state is copied to memory while the next step is computed, and a thread writes it."""
 
 import json
 import os
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from shared.checkpoints import folders
 from shared.checkpoints.folders import Job, complain
 from shared.checkpoints.progress import Progress
+from shared.checkpoints.resuming import NEW_RUN, problem_with, read_state
 from shared.checkpoints.staging import Changed, Staging
 from shared.checkpoints.states import (
     OPTIMIZER,
     Tensors,
     Values,
     distinct,
+    load_model,
+    load_optimizer,
     modules_by_file,
     optimizer_state,
     state_tensors,
@@ -27,11 +33,11 @@ from shared.compat import of_accelerate
 from shared.config import options
 from shared.config.options import Options
 from shared.disk import remedy
-from shared.errors import UserError, about, listed
+from shared.errors import UserError, about, count_of, listed
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes.agreement import versions
-from shared.processes.collectives import agree, gather, writes
+from shared.processes.collectives import agree, gather, on_writers, writes
 from shared.processes.signals import heard
 
 ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
@@ -40,7 +46,7 @@ NICENESS = 10  # of the thread that writes: it takes the time that training leav
 
 
 class Saver:
-    """Saves the model and optimizer that `accelerator` prepared; created and called on every process.
+    """Saves and loads the model and optimizer that `accelerator` prepared; created and called on every process.
 
     `save` returns while parameters and optimizer states are still being copied to memory. The next optimizer step waits
     for this copy, and no other code may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
@@ -52,6 +58,9 @@ class Saver:
     Raises:
         UserError: a registered object is no module, or see `of_accelerate.prepared`.
     """
+
+    left_out: Collection[str] = ()
+    """The parameters of the model that a checkpoint may lack."""
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         self.accelerator, self.config, self.plan = accelerator, config, plan
@@ -183,7 +192,8 @@ class Saver:
 
     def tensors_of(self, module: nn.Module) -> Tensors:
         """The tensors of the model or of a registered module that a checkpoint keeps."""
-        return module.state_dict()
+        left_out = self.left_out if module is self.model else ()
+        return {name: tensor for name, tensor in module.state_dict().items() if name not in left_out}
 
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
         """The tensors of the model, the optimizer and registered modules, by file and name, and their plain values."""
@@ -236,6 +246,55 @@ class Saver:
             "threads": torch.get_num_threads(),
             "versions": self.versions,
         }
+
+    def load_tensors(self, checkpoint: Path) -> None:
+        """Load each file of a checkpoint into the object that it was saved from."""
+        for file, module in modules_by_file(self.model, self.others).items():
+            load_model(module, checkpoint / file, self.left_out if module is self.model else ())
+        load_optimizer(checkpoint, self.model, self.optimizer)
+
+    def load(self, checkpoint: Path) -> None:
+        """Load model, optimizer and scaler from a checkpoint; call it on every process.
+
+        Raises:
+            UserError: the model or the optimizer in the checkpoint has other shapes, or a file cannot be read.
+        """
+        try:
+            self.load_tensors(checkpoint)
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(read_state(checkpoint)["scaler"])
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+            raise UserError(
+                f"{checkpoint} cannot be loaded into this model ({reason}): it was saved by other code or another "
+                f"version of transformers, or a file can no longer be read; restore that, or {NEW_RUN}"
+            ) from None
+
+    def load_best(self, progress: Progress) -> None:
+        """Load the best step's model, if the run exports that model and it is not the last step's.
+
+        If its checkpoint is missing or damaged, print a warning and keep the last step's model. Also print a line if
+        the run was stopped early.
+        """
+        accelerator, config, step = self.accelerator, self.config, progress.best_step
+        if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
+            name = f"eval_{config.metric_for_best_model.removeprefix('eval_')}"
+            ends_with = "model/ has that one" if config.load_best_model_at_end else "model/ has the last one"
+            accelerator.print(
+                f"early stopping after step {progress.step}: {count_of(progress.evaluations_since_best, 'evaluation')} "
+                f"without a better result than that of step {step} ({name} {progress.best_results[name]:.4g}); "
+                f"{ends_with}"
+            )
+        if not config.load_best_model_at_end or step is None or step == progress.step:
+            return
+        path = folders.path_of(config.output_dir, step)
+        if not (problem := next(filter(None, on_writers(accelerator, config, lambda: problem_with(path))), None)):
+            self.load(path)
+            return
+        accelerator.print(f"warning: {path}, with the best model, cannot be read ({problem}): model/ has the last one")
+        progress.best_step, progress.best_results = progress.step, progress.results
 
 
 def write_when_copied(copied: Future[None] | None, job: Job) -> None:

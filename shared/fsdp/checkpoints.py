@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from shared.checkpoints import digests, folders
+from shared.checkpoints.resuming import NEW_RUN
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
 from shared.config.options import Options
@@ -74,6 +75,19 @@ class ShardedSaver(Saver):
             if main:
                 shutil.rmtree(partial, ignore_errors=True)
         self._record_outcome(problem)
+
+    def load_tensors(self, checkpoint: Path) -> None:
+        """Load this process's part of a sharded checkpoint.
+
+        Raises:
+            UserError: the checkpoint is not sharded.
+        """
+        if not is_in(checkpoint):
+            raise UserError(
+                f"{checkpoint} was saved without FSDP and cannot be resumed with it: start without "
+                f"accelerate_configs/fsdp.yaml, or {NEW_RUN}"
+            )
+        load(checkpoint, self.model, self.optimizer)
 
 
 def is_in(path: Path) -> bool:

@@ -4,7 +4,7 @@
 2. Are the settings, the model and the order of the samples those of the run? `open_run` and
    `refuse_another_order` refuse others.
 3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
-4. Does the model fit? `resuming.load` reads the checkpoint into it, once it is wrapped for the processes.
+4. Does the model fit? `Saver.load` reads the checkpoint into it, once it is wrapped for the processes.
 
 A run without a checkpoint answers only those that its folder can answer. `finished` returns a finished run's results.
 """

@@ -94,7 +94,7 @@ def on_two_machines(accelerator, folder):
     torch.distributed.barrier()
     checkpoint = resuming.complete(own)[18]
     results["files"] = sorted(path.name for path in checkpoint.iterdir())
-    resuming.load(accelerator, checkpoint)
+    saver.load(checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()
     results["opened"] = str(resume.open_run(accelerator, each, [])[2])
     results["damaged, by path"] = problem_of(

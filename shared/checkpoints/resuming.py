@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.checkpoints import folders
-from shared.checkpoints.digests import problem_with
-from shared.checkpoints.folders import folder, path_of
+from shared.checkpoints.folders import folder, path_of, problem_with
 from shared.config.options import Options
 from shared.errors import UserError, listed
 from shared.processes.collectives import gather, on_main_process, on_writers

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from shared.checkpoints import digests, folders
+from shared.checkpoints import folders
 from shared.checkpoints.resuming import NEW_RUN
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
@@ -57,9 +57,9 @@ class ShardedSaver(Saver):
             save(partial, self.model, self.optimizer)
             mine = [f"__{accelerator.process_index}_*"] + [".metadata"] * main  # the main process also writes the index
             files = [file for pattern in mine for file in partial.rglob(pattern)]
-            lines = digests.lines_of({str(file.relative_to(partial)): file for file in files})
+            lines = folders.lines_of({str(file.relative_to(partial)): file for file in files})
             if main:
-                lines |= {name: digests.write_file(partial / name, [text]) for name, text in job.contents.items()}
+                lines |= {name: folders.write_file(partial / name, [text]) for name, text in job.contents.items()}
             return lines
 
         def commit() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from shared.checkpoints import digests
+from shared.checkpoints.folders import ALGORITHM, new_digest
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import read_state
 from shared.checkpoints.saving import Saver
@@ -101,11 +101,11 @@ def frozen_parameters(model: nn.Module) -> Tensors:
 
 def digest_of(tensors: Iterable[Tensor]) -> dict[str, str]:
     """A digest of shapes, dtypes and values, by its algorithm."""
-    found = digests.new()
+    found = new_digest()
     for tensor in tensors:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
         found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return {digests.ALGORITHM: found.hexdigest()}
+    return {ALGORITHM: found.hexdigest()}
 
 
 class WeightAverage(Hook):

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import nn
 
-from shared.checkpoints import digests, resuming
+from shared.checkpoints import folders, resuming
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
@@ -132,7 +132,7 @@ def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outpu
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert set(manifest) == files - {"manifest.json"}
     assert {"model.safetensors", "optimizer.safetensors", "registered_0.safetensors", "state.json"} < files
-    assert manifest == digests.lines_of({name: folder / name for name in manifest})
+    assert manifest == folders.lines_of({name: folder / name for name in manifest})
 
 
 # With a tiny model, in this process

@@ -164,9 +164,8 @@ class Saver:
             if any(gather(self.accelerator, self.problem)):
                 time.sleep(SECONDS_BETWEEN)
                 self._repeat()
-        problem = self._error()
         self.close()
-        agree(self.accelerator, problem)
+        agree(self.accelerator, self._error())
         if self.writes and self.job:  # now every machine has the last one
             folders.rotate(self.job.final, self.job.keep, self.job.best)
 

@@ -48,12 +48,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
             --save_on_each_node; or see `resuming.find`.
     """
     output_dir = Path(config.output_dir)
-
-    def lock_folder() -> None:
-        check_writable(output_dir)
-        folder_lock.acquire(output_dir)
-
-    on_writers(accelerator, config, lock_folder)
+    on_writers(accelerator, config, lambda: lock(output_dir))
     check_shared(accelerator, config)
     for hook in hooks:
         hook.folder_locked()
@@ -229,11 +224,11 @@ def compare_data(
     return ""
 
 
-def check_writable(output_dir: Path) -> None:
-    """Check that the folder can be written, with a temporary file of 64 KiB.
+def lock(output_dir: Path) -> None:
+    """Lock the folder, once a temporary file of 64 KiB can be written there.
 
     Raises:
-        UserError: the folder cannot be created or written, or its disk is full.
+        UserError: the folder cannot be created or written, its disk is full, or another run has it.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -243,6 +238,7 @@ def check_writable(output_dir: Path) -> None:
         raise UserError(
             f"--output_dir {output_dir} cannot be written ({error.strerror}): {remedy(error)}, or name another folder"
         ) from None
+    folder_lock.acquire(output_dir)
 
 
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:

@@ -1,17 +1,6 @@
 """Everything around a recipe's loop: opening, resuming, logging, evaluating, saving and ending a run.
 
-A recipe's `main` reads from top to bottom:
-
-    with TrainingRun(config, load_data) as run:    # processes connect; the output folder is locked
-        ...                                        # data, model, plan, loader, compute_loss
-        model, optimizer, ... = run.prepare(...)   # wrapped for the processes
-        run.start(...)                             # warm-up pass, checkpoint, launch card
-        for step in run.steps():
-            ...                                    # forward, backward and update
-            run.end_step(...)
-            run.evaluate_if_due()
-            run.save_if_due()
-        return run.finish(model, tokenizer)        # model/, summary
+The methods of `TrainingRun` are in the order in which a recipe's `main` calls them.
 """
 
 import contextlib

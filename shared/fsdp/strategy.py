@@ -57,26 +57,23 @@ class Sharding(Hook):
     """Shards the model of a run that was launched with FSDP. Others can resume from the checkpoints of such a run."""
 
     def opened(self, run: Any) -> None:
-        """Choose how the processes hold the model."""
-        run.strategy = Fsdp() if uses_fsdp(os.environ) else Whole()
-        if uses_fsdp(os.environ) and run.accelerator.device.type == "cpu":
+        """Choose how the processes hold the model, and which checkpoints they read."""
+        if not uses_fsdp(os.environ):
+            run.strategy.saver = SaverOfWhole
+            return
+        run.strategy = Fsdp()
+        if run.accelerator.device.type == "cpu":
             of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
 
 
-class WholeSaver(SaverWithoutFrozen):
-    """Loads checkpoints of either kind."""
+class SaverOfWhole(SaverWithoutFrozen):
+    """Saves a model that is not sharded, and loads checkpoints of either kind."""
 
     def load_tensors(self, checkpoint: Path) -> None:
         if checkpoints.is_in(checkpoint):
             checkpoints.load(checkpoint, self.model, self.optimizer)
         else:
             super().load_tensors(checkpoint)
-
-
-class Whole(Ddp):
-    """DDP, which also reads sharded checkpoints, and saves no frozen parameters of a pretrained model."""
-
-    saver = WholeSaver
 
 
 class Fsdp(Ddp):

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (40, 6_510),
-    "nlp": (97, 14_580),
-    "mlm": (97, 14_570),
-    "token_classification": (96, 14_490),
-    "embeddings": (98, 14_660),
-    "image_classification": (100, 15_070),
+    "diabetes": (39, 6_420),
+    "nlp": (96, 14_490),
+    "mlm": (96, 14_470),
+    "token_classification": (95, 14_390),
+    "embeddings": (97, 14_560),
+    "image_classification": (99, 14_980),
 }
 
 

@@ -19,6 +19,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import NEW_RUN, problem_with, read_state
 from shared.checkpoints.staging import Changed, Staging
 from shared.checkpoints.states import (
+    MODEL,
     OPTIMIZER,
     Tensors,
     Values,
@@ -189,17 +190,13 @@ class Saver:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         return {tensor.data_ptr() for tensor in (*parameters, *state_tensors(inner(self.optimizer)))}
 
-    def tensors_of(self, module: nn.Module) -> Tensors:
-        """The tensors of the model or of a registered module that a checkpoint keeps."""
-        left_out = self.left_out if module is self.model else ()
-        return {name: tensor for name, tensor in module.state_dict().items() if name not in left_out}
-
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
         """The tensors of the model, the optimizer and registered modules, by file and name, and their plain values."""
         scaler = self.accelerator.scaler
         values: Values = {"scaler": scaler.state_dict() if scaler is not None else None}
-        modules = modules_by_file(self.model, self.others)
-        files = {file: distinct(self.tensors_of(module)) for file, module in modules.items()}
+        states = {file: module.state_dict() for file, module in modules_by_file(self.model, self.others).items()}
+        states[MODEL] = {name: tensor for name, tensor in states[MODEL].items() if name not in self.left_out}
+        files = {file: distinct(state) for file, state in states.items()}
         files[OPTIMIZER], described = optimizer_state(self.model, self.optimizer)
         return files, values | {"optimizers": [described]}
 

@@ -85,8 +85,9 @@ class Saver:
         self.committed = -1  # the newest step that this process has saved
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether a checkpoint is to be saved now: by --checkpointing_steps, or for a new best evaluation."""
-        if self.config.load_best_model_at_end and progress.best_step == progress.step:
+        """Whether to save now: by --checkpointing_steps, for a new best evaluation, or because the run stops early."""
+        best = self.config.load_best_model_at_end and progress.best_step == progress.step
+        if best or progress.out_of_patience(self.config.early_stopping_patience):
             return True
         every = self.config.checkpointing_steps
         return every != "no" and self.plan.due(None if every == "epoch" else int(every), progress.step - 1)

@@ -6,7 +6,7 @@
 3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
 4. Does the model fit? `Saver.load` reads the checkpoint into it, once it is wrapped for the processes.
 
-A run without a checkpoint answers only those that its folder can answer. `finished` returns a finished run's results.
+A run without a checkpoint answers only those that its folder can answer. `finished` recognizes a finished run.
 """
 
 import dataclasses
@@ -172,8 +172,8 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
 
 def finished(
     accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
-) -> dict[str, float] | None:
-    """The last evaluation if the folder holds this run, finished (it also prints this); else None.
+) -> bool:
+    """Whether the folder holds this run, finished; then print this, and give `progress` the last evaluation.
 
     A run is finished if its model is exported and the config does not prolong it. Call it on every process. `load_data`
     returns the training data, the validation data, then anything else. Both are compared with those of the run; if
@@ -197,11 +197,11 @@ def finished(
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 
     if (results := on_main_process(accelerator, read_results)) is None:
-        return None
-    note = compare_data(accelerator, config, progress, load_data)
+        return False
+    progress.results, note = results, compare_data(accelerator, config, progress, load_data)
     on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
     accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
-    return results
+    return True
 
 
 def compare_data(

@@ -6,7 +6,6 @@ The methods of `TrainingRun` are in the order in which a recipe's `main` calls t
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -96,18 +95,13 @@ class TrainingRun(Generic[Config]):
             self._tell(Hook.opened, self)
             opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self._checkpoint = opened
-            results = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
-            self.finished = results is not None
-            if results is None:
+            self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
+            if not self.finished:
                 refuse_another_order(self.progress, self._checkpoint)
-            else:
-                self.progress.results = results
             self._closing = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     @property
@@ -219,7 +213,7 @@ class TrainingRun(Generic[Config]):
         if self.progress.evaluation_owed:
             self._record_evaluation()
         for step in range(self.progress.step, self.plan.total_steps):
-            if self._out_of_patience():
+            if self.progress.out_of_patience(self.config.early_stopping_patience):
                 return
             yield step
 
@@ -268,7 +262,7 @@ class TrainingRun(Generic[Config]):
         """
         preempted = self._preemption.exchange_signals()
         self.saver.poll()
-        if self.saver.is_due(self.progress) or self._out_of_patience() or preempted:
+        if preempted or self.saver.is_due(self.progress):
             self._save()
         if preempted:
             self._preemption.end_run(self.progress.step, self.saver, self._close)
@@ -340,6 +334,3 @@ class TrainingRun(Generic[Config]):
             )
         if self.progress.record(results, self._best_by):
             self._write(results)
-
-    def _out_of_patience(self) -> bool:
-        return self.progress.out_of_patience(self.config.early_stopping_patience)

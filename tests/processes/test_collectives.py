@@ -126,7 +126,7 @@ def test_machines_with_separate_folders_resume_from_the_same_checkpoint_and_lose
         assert machine["newest"] == [f"{own}/checkpoints/step_00000015", 15]
         assert machine["older"] == [f"{own}/checkpoints/step_00000006", 6]
         assert f"own-{rank}/checkpoints/step_00000018" in machine["opened"]
-        assert machine["finished"] is None
+        assert not machine["finished"]
         # The limit holds when all machines have the last checkpoint.
         assert machine["end"] == [18]
         # A machine with an empty disk is refused; it does not start over.

@@ -59,7 +59,7 @@ def saver_in(folder: Path, accelerator: Any, **settings: Any) -> tuple[Any, Call
     from shared.config.options import Options
     from shared.plan.batches import Plan
 
-    (folder / "ours").mkdir()
+    (folder / "ours").mkdir(exist_ok=True)
     config, progress = Options(output_dir=str(folder / "ours"), **settings), Progress()
     saver = Saver(accelerator, config, Plan(num_samples=10**6, seed=0, global_batch_size=1, num_epochs=1))
 
@@ -305,13 +305,14 @@ def time_of_reading(way: str, gigabytes: float, folder: Path) -> rounds.Row:
 
     accelerator, *_ = state_of_size(gigabytes)
     (path,) = resuming.complete(folder / "ours").values()
+    saver, _ = saver_in(folder, accelerator)
     started, started_cpu = time.perf_counter(), time.process_time()
     if way == "load_state":
         accelerator.load_state(str(folder / "kept"))
     else:
         assert resuming.problem_with(path) is None  # checks the digests
     if way == "ours":
-        resuming.load(accelerator, path)
+        saver.load(path)
     return {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - started_cpu}
 
 

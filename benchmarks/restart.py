@@ -38,10 +38,10 @@ PHASES = ("detect", "restart", "reload", "redo")
 
 def work(events: Path, recipe: Path) -> None:
     """Train as a process of a launch, and note its pid, and from when until when it loaded the checkpoint."""
-    from shared.checkpoints import resuming
+    from shared.checkpoints.saving import Saver
     from shared.run import command, recipes
 
-    file, load = events / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}.json", resuming.load
+    file, load = events / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}.json", Saver.load
     file.write_text(json.dumps({"pid": os.getpid()}))
 
     def timed_load(*arguments: Any) -> None:
@@ -49,7 +49,7 @@ def work(events: Path, recipe: Path) -> None:
         load(*arguments)
         file.write_text(json.dumps({"started": started, "loaded": time.time()}))
 
-    resuming.load = timed_load
+    Saver.load = timed_load
     module = recipes.load_recipe(recipe)
     command.run(module.main, module.Config)
 

@@ -1,22 +1,36 @@
-"""The folders of checkpoints: written under a temporary name, committed by renaming, removed when newer ones exist."""
+"""The folders of checkpoints: written under a temporary name, committed by renaming, removed when newer ones exist.
+
+The manifest of a folder is {file: {"bytes": ..., "xxh3_128": ...}}.
+"""
 
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.checkpoints import digests
+import xxhash
+
 from shared.checkpoints.states import Tensors, pieces_of
 from shared.disk import sync
 
 COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
 WRITERS = 2  # files that are written at the same time: model and optimizer
+MANIFEST = "manifest.json"
+ALGORITHM = "xxh3_128"  # its name in a manifest. It is about as fast as memory, and detects damage, but no forgery
+new_digest: Any = xxhash.xxh3_128
+CHUNK = 1 << 20  # bytes that are written at once: they are still in the cache when they are hashed
+THREADS = 4  # files that are read at once. Reads, xxhash and hashlib do not hold the GIL
+
+Line = dict[str, Any]
+"""A line of a manifest: the size of a file in bytes, and its digest."""
 
 
 @dataclass
@@ -58,7 +72,7 @@ def write(job: Job) -> None:
     try:
         begin(partial, sum(tensor.nbytes for tensors in job.tensors.values() for tensor in tensors.values()))
         with ThreadPoolExecutor(WRITERS) as pool:
-            lines = [*pool.map(lambda name: digests.write_file(partial / name, files[name]), files)]
+            lines = [*pool.map(lambda name: write_file(partial / name, files[name]), files)]
         commit(partial, job.final, dict(zip(files, lines, strict=True)))
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -81,9 +95,9 @@ def begin(partial: Path, size: int) -> None:
     partial.mkdir()
 
 
-def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> None:
+def commit(partial: Path, final: Path, manifest: dict[str, Line]) -> None:
     """Turn a folder whose files are on disk into a checkpoint: write the manifest, then rename the folder."""
-    digests.write_file(partial / "manifest.json", [json.dumps(manifest, indent=1, sort_keys=True).encode()])
+    write_file(partial / MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()])
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
     replaced = None
@@ -126,7 +140,7 @@ def complain(what: str) -> None:
 def complete_in(folder: Path) -> dict[int, Path]:
     """The complete checkpoints in a folder, by step; links are not followed, unreadable ones are left out."""
     found = ours(folder, COMPLETE)
-    return {int(match[1]): path for path, match in found if any(path.glob("manifest.json"))}
+    return {int(match[1]): path for path, match in found if any(path.glob(MANIFEST))}
 
 
 def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
@@ -136,3 +150,54 @@ def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]
     except OSError:
         return []
     return [(path, match) for path in entries if (match := names.fullmatch(path.name))]
+
+
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Line:
+    """Write a new file and have it on disk; return its line of the manifest.
+
+    Raises:
+        OSError: the file exists or cannot be written.
+    """
+    size, found = 0, new_digest()
+    with path.open("xb", buffering=CHUNK) as file:
+        for piece in pieces:
+            for start in range(0, len(piece), CHUNK):
+                chunk = piece[start : start + CHUNK]
+                file.write(chunk)
+                found.update(chunk)
+                size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, ALGORITHM: found.hexdigest()}
+
+
+def lines_of(files: Mapping[str, Path]) -> dict[str, Line]:
+    """The lines of the manifest for files, by name."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = dict(zip(files, pool.map(digest, files.values()), strict=True))
+    return {name: {"bytes": file.stat().st_size, ALGORITHM: found[name]} for name, file in files.items()}
+
+
+def digest(file: Path) -> str:
+    """The digest of a file, hexadecimal."""
+    with file.open("rb") as stream:  # not mapped: a bad block of the disk would end the process by SIGBUS
+        return hashlib.file_digest(stream, new_digest).hexdigest()
+
+
+def problem_with(folder: Path) -> str | None:
+    """Why a folder cannot be read, or None: every file of its manifest must have its size and digest."""
+    if not folder.is_dir():
+        return "there is no such folder"
+
+    def problem(name: str, line: Line) -> str | None:
+        file, size, expected = folder / name, line["bytes"], line[ALGORITHM]
+        if not file.is_file():
+            return f"{name} is missing"
+        return None if file.stat().st_size == size and digest(file) == expected else f"{name} is damaged"
+
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        with ThreadPoolExecutor(THREADS) as pool:
+            return next(filter(None, pool.map(problem, manifest.keys(), manifest.values())), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest cannot be read ({error})"

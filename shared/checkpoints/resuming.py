@@ -8,21 +8,13 @@ kept: every draw of a run is a function of (seed, step or epoch, sample or micro
 import json
 import os
 import socket
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from torch import nn
-
-from shared.checkpoints import digests, folders
-from shared.checkpoints.folders import folder, path_of
-from shared.checkpoints.progress import Progress
-from shared.checkpoints.states import load_model, load_optimizer, modules_by_file
-from shared.compat import of_accelerate
+from shared.checkpoints import folders
+from shared.checkpoints.folders import folder, path_of, problem_with
 from shared.config.options import Options
-from shared.errors import UserError, count_of, listed
+from shared.errors import UserError, listed
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
@@ -39,16 +31,6 @@ def remove_partials(output_dir: str | Path) -> None:
     for partial, _ in folders.ours(folder(output_dir), folders.PARTIAL):
         folders.remove(partial)
         print(f"removed {partial}, a checkpoint that was never finished")
-
-
-def problem_with(path: Path) -> str | None:
-    """Why a checkpoint cannot be read, or None: every file of its manifest must have its size and digest."""
-    if not path.is_dir():
-        return "there is no such folder"
-    try:
-        return digests.problem_with(path, json.loads((path / "manifest.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its manifest cannot be read ({error})"
 
 
 def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
@@ -142,61 +124,3 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
 def read_state(path: Path) -> State:
     """The content of a checkpoint's state.json."""
     return json.loads((path / "state.json").read_text())
-
-
-def load_tensors(
-    path: Path, model: nn.Module, optimizer: Any, registered: list[nn.Module], may_lack: Collection[str] = ()
-) -> None:
-    """Load each file of a checkpoint into the object that it was saved from; the model's may lack some parameters."""
-    for file, module in modules_by_file(model, registered).items():
-        load_model(module, path / file, may_lack if module is model else ())
-    load_optimizer(path, model, optimizer)
-
-
-def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_tensors) -> None:
-    """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
-
-    `load_objects` is called like `load_tensors`, for another kind of checkpoint.
-
-    Raises:
-        UserError: the model or the optimizer in the checkpoint has other shapes; a file cannot be read; or see
-            `of_accelerate.prepared`.
-    """
-    try:
-        load_objects(path, *of_accelerate.prepared(accelerator))
-        if accelerator.scaler is not None:
-            accelerator.scaler.load_state_dict(read_state(path)["scaler"])
-    except torch.OutOfMemoryError:
-        raise
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-        raise UserError(
-            f"{path} cannot be loaded into this model ({reason}): it was saved by other code or another version of "
-            f"transformers, or a file can no longer be read; restore that, or {NEW_RUN}"
-        ) from None
-
-
-def load_best(
-    accelerator: Any, config: Options, progress: Progress, load_objects: Callable[..., None] = load_tensors
-) -> None:
-    """Load the best step's model, if the run exports that model and it is not the last step's.
-
-    If its checkpoint is missing or damaged, print a warning and keep the last step's model. Also print a line if the
-    run was stopped early.
-    """
-    step = progress.best_step
-    if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
-        name = f"eval_{config.metric_for_best_model.removeprefix('eval_')}"
-        ends_with = "model/ has that one" if config.load_best_model_at_end else "model/ has the last one"
-        accelerator.print(
-            f"early stopping after step {progress.step}: {count_of(progress.evaluations_since_best, 'evaluation')} "
-            f"without a better result than that of step {step} ({name} {progress.best_results[name]:.4g}); {ends_with}"
-        )
-    if not config.load_best_model_at_end or step in (None, progress.step):
-        return
-    path = path_of(config.output_dir, step)
-    if not (problem := next(filter(None, on_writers(accelerator, config, lambda: problem_with(path))), None)):
-        load(accelerator, path, load_objects)
-        return
-    accelerator.print(f"warning: {path}, with the best model, cannot be read ({problem}): model/ has the last one")
-    progress.best_step, progress.best_results = progress.step, progress.results

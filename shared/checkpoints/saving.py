@@ -1,24 +1,31 @@
-"""Saving: the state is copied to memory while the next step is computed, and a thread writes the checkpoint."""
+"""Saving and loading. The state is copied to memory while the next step is computed, and a thread writes it."""
 
 import json
 import os
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from shared.checkpoints import folders
 from shared.checkpoints.folders import Job, complain
 from shared.checkpoints.progress import Progress
+from shared.checkpoints.resuming import NEW_RUN, problem_with, read_state
 from shared.checkpoints.staging import Changed, Staging
 from shared.checkpoints.states import (
+    MODEL,
     OPTIMIZER,
     Tensors,
     Values,
     distinct,
+    load_model,
+    load_optimizer,
     modules_by_file,
     optimizer_state,
     state_tensors,
@@ -27,11 +34,11 @@ from shared.compat import of_accelerate
 from shared.config import options
 from shared.config.options import Options
 from shared.disk import remedy
-from shared.errors import UserError, about, listed
+from shared.errors import UserError, about, count_of, listed
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes.agreement import versions
-from shared.processes.collectives import agree, gather, writes
+from shared.processes.collectives import agree, gather, on_writers, writes
 from shared.processes.signals import heard
 
 ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
@@ -40,7 +47,7 @@ NICENESS = 10  # of the thread that writes: it takes the time that training leav
 
 
 class Saver:
-    """Saves the model and optimizer that `accelerator` prepared; created and called on every process.
+    """Saves and loads the model and optimizer that `accelerator` prepared; created and called on every process.
 
     `save` returns while parameters and optimizer states are still being copied to memory. The next optimizer step waits
     for this copy, and no other code may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
@@ -52,6 +59,9 @@ class Saver:
     Raises:
         UserError: a registered object is no module, or see `of_accelerate.prepared`.
     """
+
+    left_out: Collection[str] = ()
+    """The parameters of the model that a checkpoint may lack."""
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         self.accelerator, self.config, self.plan = accelerator, config, plan
@@ -75,8 +85,9 @@ class Saver:
         self.committed = -1  # the newest step that this process has saved
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether a checkpoint is to be saved now: by --checkpointing_steps, or for a new best evaluation."""
-        if self.config.load_best_model_at_end and progress.best_step == progress.step:
+        """Whether to save now: by --checkpointing_steps, for a new best evaluation, or because the run stops early."""
+        best = self.config.load_best_model_at_end and progress.best_step == progress.step
+        if best or progress.out_of_patience(self.config.early_stopping_patience):
             return True
         every = self.config.checkpointing_steps
         return every != "no" and self.plan.due(None if every == "epoch" else int(every), progress.step - 1)
@@ -92,13 +103,15 @@ class Saver:
         everybody = gather(self.accelerator, (self.committed if self.writes else None, self.problem))
         committed = [step for step, _ in everybody if step is not None]
         self.progress, self.step = progress, progress.step
+        self.needed_from = min(committed) if self.config.save_on_each_node else None
         if self.takes_part:
-            self._begin(progress, min(committed) if self.config.save_on_each_node else None)
+            self._begin()
         if any(problem for _, problem in everybody):
             self._require_success()
 
-    def _begin(self, progress: Progress, needed_from: int | None) -> None:
+    def _begin(self) -> None:
         """Begin to copy and write the state, or write it."""
+        progress = self.progress
         tensors, values = self._state_of_objects()
         with about("a checkpoint cannot hold the state of an optimizer"):
             content = json.dumps(self.state(progress) | values, indent=1).encode()
@@ -108,7 +121,7 @@ class Saver:
             {"state.json": content},
             keep=self.config.save_total_limit,
             best=progress.best_step if self.config.load_best_model_at_end else None,
-            needed_from=needed_from,
+            needed_from=self.needed_from,
         )
         if self.in_background and not (self.staging and self.staging.fits(tensors)):
             self._set_up(tensors)
@@ -136,7 +149,7 @@ class Saver:
             if self.problem and self.writes:
                 complain("the run waits for that, and tries again each minute")
             wait_for_signal(BETWEEN_ATTEMPTS)
-            self._write_again()
+            self._repeat()
 
     def _error(self) -> UserError | None:
         """The problem of the last save as an error."""
@@ -150,12 +163,11 @@ class Saver:
         """
         self.poll(wait=True)
         for _ in range(ATTEMPTS - 1):
-            if any(gather(self.accelerator, bool(self.problem and self._can_repeat()))):
+            if any(gather(self.accelerator, self.problem)):
                 time.sleep(SECONDS_BETWEEN)
-                self._write_again()
-        problem = self._error()
+                self._repeat()
         self.close()
-        agree(self.accelerator, problem)
+        agree(self.accelerator, self._error())
         if self.writes and self.job:  # now every machine has the last one
             folders.rotate(self.job.final, self.job.keep, self.job.best)
 
@@ -166,16 +178,11 @@ class Saver:
             self.staging.close()
         self.staging = self.copied = None
 
-    def _can_repeat(self) -> bool:
-        """Whether the state of the last save still exists, in memory or as the current state."""
-        return self.staging is not None or self.progress.step == self.step
-
-    def _write_again(self) -> None:
-        """Write the last checkpoint again where that failed; every process calls it if one failed."""
-        if self.problem and self._can_repeat():
-            assert self.job
-            if not self.staging:  # the state is as it was, or an invalid copy is replaced by it
-                self.job.tensors, _ = self._state_of_objects()
+    def _repeat(self) -> None:
+        """Save again where that failed: the state, or its copy if a step has changed it. Every process calls it."""
+        if self.problem and self.progress.step == self.step:
+            self._begin()
+        elif self.problem and self.staging:
             self._write()
         self.poll(wait=True)
 
@@ -184,16 +191,13 @@ class Saver:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         return {tensor.data_ptr() for tensor in (*parameters, *state_tensors(inner(self.optimizer)))}
 
-    def tensors_of(self, module: nn.Module) -> Tensors:
-        """The tensors of the model or of a registered module that a checkpoint keeps."""
-        return module.state_dict()
-
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
         """The tensors of the model, the optimizer and registered modules, by file and name, and their plain values."""
         scaler = self.accelerator.scaler
         values: Values = {"scaler": scaler.state_dict() if scaler is not None else None}
-        modules = modules_by_file(self.model, self.others)
-        files = {file: distinct(self.tensors_of(module)) for file, module in modules.items()}
+        states = {file: module.state_dict() for file, module in modules_by_file(self.model, self.others).items()}
+        states[MODEL] = {name: tensor for name, tensor in states[MODEL].items() if name not in self.left_out}
+        files = {file: distinct(state) for file, state in states.items()}
         files[OPTIMIZER], described = optimizer_state(self.model, self.optimizer)
         return files, values | {"optimizers": [described]}
 
@@ -214,9 +218,7 @@ class Saver:
         if self.writing and (wait or self.writing.done()):
             writing, self.writing = self.writing, None
             error = writing.exception()
-            if isinstance(error, Changed):
-                self.close()  # so that no other attempt writes this invalid copy
-            elif error and not isinstance(error, OSError):
+            if error and not isinstance(error, OSError | Changed):
                 raise error
             self._record_outcome(error)
 
@@ -241,6 +243,55 @@ class Saver:
             "threads": torch.get_num_threads(),
             "versions": self.versions,
         }
+
+    def load_tensors(self, checkpoint: Path) -> None:
+        """Load each file of a checkpoint into the object that it was saved from."""
+        for file, module in modules_by_file(self.model, self.others).items():
+            load_model(module, checkpoint / file, self.left_out if module is self.model else ())
+        load_optimizer(checkpoint, self.model, self.optimizer)
+
+    def load(self, checkpoint: Path) -> None:
+        """Load model, optimizer and scaler from a checkpoint; call it on every process.
+
+        Raises:
+            UserError: the model or the optimizer in the checkpoint has other shapes, or a file cannot be read.
+        """
+        try:
+            self.load_tensors(checkpoint)
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(read_state(checkpoint)["scaler"])
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+            raise UserError(
+                f"{checkpoint} cannot be loaded into this model ({reason}): it was saved by other code or another "
+                f"version of transformers, or a file can no longer be read; restore that, or {NEW_RUN}"
+            ) from None
+
+    def load_best(self, progress: Progress) -> None:
+        """Load the best step's model, if the run exports that model and it is not the last step's.
+
+        If its checkpoint is missing or damaged, print a warning and keep the last step's model. Also print a line if
+        the run was stopped early.
+        """
+        accelerator, config, step = self.accelerator, self.config, progress.best_step
+        if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
+            name = f"eval_{config.metric_for_best_model.removeprefix('eval_')}"
+            ends_with = "model/ has that one" if config.load_best_model_at_end else "model/ has the last one"
+            accelerator.print(
+                f"early stopping after step {progress.step}: {count_of(progress.evaluations_since_best, 'evaluation')} "
+                f"without a better result than that of step {step} ({name} {progress.best_results[name]:.4g}); "
+                f"{ends_with}"
+            )
+        if not config.load_best_model_at_end or step is None or step == progress.step:
+            return
+        path = folders.path_of(config.output_dir, step)
+        if not (problem := next(filter(None, on_writers(accelerator, config, lambda: problem_with(path))), None)):
+            self.load(path)
+            return
+        accelerator.print(f"warning: {path}, with the best model, cannot be read ({problem}): model/ has the last one")
+        progress.best_step, progress.best_results = progress.step, progress.results
 
 
 def write_when_copied(copied: Future[None] | None, job: Job) -> None:

@@ -32,7 +32,8 @@ class Staging:
         tensors = [tensor for of_file in files.values() for tensor in of_file.values()]
         on_gpu = any(tensor.is_cuda for tensor in tensors)
         sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors]
-        require_memory(sum(sizes))
+        if (free := available_memory()) < sum(sizes):
+            raise MemoryError(f"{sum(sizes) / 1e6:,.0f} MB of memory are needed, and {free / 1e6:,.0f} MB are free")
         self._memory = torch.empty(sum(sizes), dtype=torch.uint8)
         self._registered = on_gpu and self._register()
         # Several threads would be a second team of OpenMP, which stays. Both teams together have more threads than
@@ -72,15 +73,13 @@ class Staging:
                 places.append(self.places[file][name])
                 tensors.append(tensor.detach())
         copy_all(*now)
-        begun = torch.cuda.current_stream().record_event() if self._stream else None
-        return self._thread.submit(self._copy_later, *later, of_torch.write_counts(later[1]), begun)
+        if self._stream:  # it goes on when the GPU has done what is due now
+            self._stream.wait_stream(torch.cuda.current_stream())
+        return self._thread.submit(self._copy_later, *later, of_torch.write_counts(later[1]))
 
-    def _copy_later(
-        self, places: list[Tensor], tensors: list[Tensor], counts: list[int], begun: torch.cuda.Event | None
-    ) -> None:
-        """Copy tensors whose writes were counted before, on a GPU when it has reached the event `begun`."""
-        if self._stream and begun:
-            self._stream.wait_event(begun)
+    def _copy_later(self, places: list[Tensor], tensors: list[Tensor], counts: list[int]) -> None:
+        """Copy tensors whose writes were counted before."""
+        if self._stream:
             with torch.cuda.stream(self._stream):
                 copy_all(places, tensors)
             self._stream.record_event(torch.cuda.Event(blocking=True)).synchronize()  # leaves the core to the training
@@ -116,12 +115,6 @@ def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
     if places:
         with torch.no_grad():
             of_torch.copy(places, tensors, non_blocking=tensors[0].is_cuda)
-
-
-def require_memory(needed: int) -> None:
-    """Raise MemoryError when less than `needed` bytes of memory are free."""
-    if (free := available_memory()) < needed:
-        raise MemoryError(f"{needed / 1e6:,.0f} MB of memory are needed, and {free / 1e6:,.0f} MB are free")
 
 
 def available_memory() -> int:

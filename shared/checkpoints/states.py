@@ -5,17 +5,15 @@ optimizer.safetensors     PARAMETER/KEY, such as "classifier.weight/exp_avg", of
 registered_0.safetensors  a module that was registered for checkpoints: the averaged weights
 """
 
-import io
 import json
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import TensorSpec
 from safetensors.torch import load_file
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from shared.errors import listed
@@ -138,22 +136,17 @@ def pieces_of(tensors: Tensors) -> Iterator[bytes | memoryview]:
     header: Values = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
-        start, end = end, end + tensors[name].nbytes
-        entry = {"dtype": name_of(tensors[name].dtype), "shape": [*tensors[name].shape], "data_offsets": [start, end]}
-        header[name] = entry
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        spec = TensorSpec(dtype=dtype, shape=tensor.shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
+        header[name] = {"dtype": spec.dtype, "shape": [*tensor.shape], "data_offsets": [start, end]}
     content = json.dumps(header, separators=(",", ":")).encode()
     content += b" " * (-len(content) % 8)
     yield len(content).to_bytes(8, "little") + content
     for name in names:
         flat = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         yield flat.numpy().data
-
-
-@cache
-def name_of(dtype: torch.dtype) -> str:
-    """The name of a dtype in files of safetensors."""
-    file = io.BytesIO(safetensors_bytes({"": torch.empty(0, dtype=dtype)}))
-    return json.loads(file.read(int.from_bytes(file.read(8), "little")))[""]["dtype"]
 
 
 def distinct(state: Tensors) -> Tensors:

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from shared.checkpoints import digests, folders
+from shared.checkpoints import folders
+from shared.checkpoints.resuming import NEW_RUN
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
 from shared.config.options import Options
@@ -56,9 +57,9 @@ class ShardedSaver(Saver):
             save(partial, self.model, self.optimizer)
             mine = [f"__{accelerator.process_index}_*"] + [".metadata"] * main  # the main process also writes the index
             files = [file for pattern in mine for file in partial.rglob(pattern)]
-            lines = digests.lines_of({str(file.relative_to(partial)): file for file in files})
+            lines = folders.lines_of({str(file.relative_to(partial)): file for file in files})
             if main:
-                lines |= {name: digests.write_file(partial / name, [text]) for name, text in job.contents.items()}
+                lines |= {name: folders.write_file(partial / name, [text]) for name, text in job.contents.items()}
             return lines
 
         def commit() -> None:
@@ -74,6 +75,19 @@ class ShardedSaver(Saver):
             if main:
                 shutil.rmtree(partial, ignore_errors=True)
         self._record_outcome(problem)
+
+    def load_tensors(self, checkpoint: Path) -> None:
+        """Load this process's part of a sharded checkpoint.
+
+        Raises:
+            UserError: the checkpoint is not sharded.
+        """
+        if not is_in(checkpoint):
+            raise UserError(
+                f"{checkpoint} was saved without FSDP and cannot be resumed with it: start without "
+                f"accelerate_configs/fsdp.yaml, or {NEW_RUN}"
+            )
+        load(checkpoint, self.model, self.optimizer)
 
 
 def is_in(path: Path) -> bool:

@@ -12,12 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shared.checkpoints.resuming import NEW_RUN
 from shared.compat import of_accelerate_fsdp
 from shared.config.options import Rule
-from shared.errors import UserError
 from shared.fsdp import checkpoints
-from shared.models.trainable import SaverWithoutFrozen, load_without_frozen, repeated_layers
+from shared.models.trainable import SaverWithoutFrozen, repeated_layers
 from shared.monitoring.hooks import Hook
 from shared.processes import barrier, rules
 from shared.processes.rules import uses_fsdp
@@ -59,23 +57,23 @@ class Sharding(Hook):
     """Shards the model of a run that was launched with FSDP. Others can resume from the checkpoints of such a run."""
 
     def opened(self, run: Any) -> None:
-        """Choose how the processes hold the model."""
-        run.strategy = Fsdp() if uses_fsdp(os.environ) else Whole()
-        if uses_fsdp(os.environ) and run.accelerator.device.type == "cpu":
+        """Choose how the processes hold the model, and which checkpoints they read."""
+        if not uses_fsdp(os.environ):
+            run.strategy.saver = SaverOfWhole
+            return
+        run.strategy = Fsdp()
+        if run.accelerator.device.type == "cpu":
             of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
 
 
-class Whole(Ddp):
-    """DDP, which also reads sharded checkpoints, and saves no frozen parameters of a pretrained model."""
+class SaverOfWhole(SaverWithoutFrozen):
+    """Saves a model that is not sharded, and loads checkpoints of either kind."""
 
-    saver = SaverWithoutFrozen
-
-    def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
-        """Load the tensors of a checkpoint of either kind."""
-        if checkpoints.is_in(path):
-            checkpoints.load(path, model, optimizer)
+    def load_tensors(self, checkpoint: Path) -> None:
+        if checkpoints.is_in(checkpoint):
+            checkpoints.load(checkpoint, self.model, self.optimizer)
         else:
-            load_without_frozen(path, model, optimizer, registered)
+            super().load_tensors(checkpoint)
 
 
 class Fsdp(Ddp):
@@ -93,19 +91,6 @@ class Fsdp(Ddp):
         """As in DDP; the model is sharded already, and Accelerate only adds autocast."""
         barrier.wait_for_all(accelerator)
         return accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare_optimizer(optimizer)
-
-    def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
-        """Load this process's part of a sharded checkpoint.
-
-        Raises:
-            UserError: the checkpoint is not sharded.
-        """
-        if not checkpoints.is_in(path):
-            raise UserError(
-                f"{path} was saved without FSDP and cannot be resumed with it: start without "
-                f"accelerate_configs/fsdp.yaml, or {NEW_RUN}"
-            )
-        checkpoints.load(path, model, optimizer)
 
     def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
         """The gathered weights, with one tensor under all names of a tied parameter; FSDP gathers one for each name."""

@@ -5,6 +5,7 @@ Checkpoints leave out the frozen parameters of a pretrained model: each start lo
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from shared.checkpoints import digests, resuming
+from shared.checkpoints.folders import ALGORITHM, new_digest
 from shared.checkpoints.progress import Progress
+from shared.checkpoints.resuming import read_state
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors
 from shared.compat import of_torch, of_torch_models
@@ -63,32 +65,29 @@ class SaverWithoutFrozen(Saver):
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         super().__init__(accelerator, config, plan)
-        frozen = {} if config.pretrained is None else frozen_parameters(self.model)
-        self.left_out, self.digest = {*frozen}, digest_of(frozen.values()) if frozen else None
+        self.frozen = {} if config.pretrained is None else frozen_parameters(self.model)
+        self.left_out = self.frozen.keys()
 
-    def tensors_of(self, module: nn.Module) -> Tensors:
-        left_out = self.left_out if module is self.model else ()
-        return {name: tensor for name, tensor in super().tensors_of(module).items() if name not in left_out}
+    @cached_property
+    def digest(self) -> dict[str, str] | None:
+        """The digest of the frozen parameters, which some checkpoints hold: read it after one is loaded."""
+        return digest_of(self.frozen.values()) if self.frozen else None
 
     def state(self, progress: Progress) -> dict[str, Any]:
         return super().state(progress) | {"frozen": self.digest}
 
+    def load_tensors(self, checkpoint: Path) -> None:
+        """Load the files of a checkpoint.
 
-def load_without_frozen(path: Path, model: nn.Module, optimizer: Any, registered: list[nn.Module]) -> None:
-    """Load the files of a checkpoint; that of the model may lack its frozen parameters.
-
-    Raises:
-        RuntimeError: a file lacks other parameters, has others, or has other shapes.
-        UserError: the frozen parameters differ from those of the run that saved the checkpoint.
-    """
-    frozen = frozen_parameters(model)
-    stored = resuming.read_state(path).get("frozen") if frozen else None
-    resuming.load_tensors(path, model, optimizer, registered, may_lack=frozen if stored else ())
-    if stored and stored != digest_of(frozen.values()):
-        raise UserError(
-            f"{path} belongs to a run with other frozen weights: --model_name_or_path must name the model with which "
-            "the run began, unchanged"
-        )
+        Raises:
+            UserError: the frozen parameters differ from those of the run that saved the checkpoint.
+        """
+        super().load_tensors(checkpoint)
+        if read_state(checkpoint).get("frozen") not in (None, self.digest):
+            raise UserError(
+                f"{checkpoint} belongs to a run with other frozen weights: --model_name_or_path must name the model "
+                "with which the run began, unchanged"
+            )
 
 
 def frozen_parameters(model: nn.Module) -> Tensors:
@@ -102,11 +101,11 @@ def frozen_parameters(model: nn.Module) -> Tensors:
 
 def digest_of(tensors: Iterable[Tensor]) -> dict[str, str]:
     """A digest of shapes, dtypes and values, by its algorithm."""
-    found = digests.new()
+    found = new_digest()
     for tensor in tensors:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
         found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return {digests.ALGORITHM: found.hexdigest()}
+    return {ALGORITHM: found.hexdigest()}
 
 
 class WeightAverage(Hook):

@@ -52,13 +52,12 @@ class Monitor:
         self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
         self.steps = self.steps_before = 0  # since the last reading; those of them taken before this start
         self.resumed = bool(state)  # and there was no reading yet
-        self.most_skipped_in_a_row = 0  # at the last reading
         # The loss and its parts, by the name of the figure: those of the micro-batches since the last reading, on the
         # device, and the sum over steps whose losses are no longer there.
         self.losses: dict[str, list[Tensor]] = {}
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
         self.sums = {"loss": np.float32(0)}
-        self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
+        self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates since the run began, on any process
         self.window_started = self.read_at = time.perf_counter()
         self.beside = dict.fromkeys(BESIDE, 0.0)  # seconds since the last reading
         if state:
@@ -114,7 +113,7 @@ class Monitor:
             **{name: totals[name] / max(self.steps, 1) for name in self.sums},
             "samples": totals["digest"],
             "samples_per_second": totals["samples"] / seconds,
-            "skipped_updates": totals["skipped"],
+            "skipped_updates": self.skipped,
             "processes": self.accelerator.num_processes,
             "step_seconds": seconds / max(self.steps - self.steps_before, 1),
             "evaluation_seconds": float(rows["evaluation"].mean()),
@@ -130,9 +129,8 @@ class Monitor:
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
         self.steps = self.samples = self.tokens = self.tokens_squared = 0
-        self.sums, self.most_in_a_row = dict.fromkeys(["loss", *self.losses], np.float32(0)), 0
+        self.sums = dict.fromkeys(["loss", *self.losses], np.float32(0))
         self.window_started, self.beside = self.read_at, dict.fromkeys(BESIDE, 0.0)
-        self.most_skipped_in_a_row = totals["most_in_a_row"]
         return figures
 
     def refuse_divergence(self, output_dir: str, last_step: int | None = None) -> None:
@@ -144,10 +142,9 @@ class Monitor:
         Raises:
             UserError: gives the number, and names the last checkpoint that was saved after a finite update.
         """
-        in_a_row = self.most_skipped_in_a_row
         if last_step is not None:
             self._sum_up()
-            in_a_row = self.skipped if self.skipped == last_step else max(in_a_row, self.most_in_a_row)
+        in_a_row = self.most_in_a_row
         if in_a_row >= MAX_SKIPPED_IN_A_ROW or 0 < in_a_row == last_step:
             good = filter(after_finite_update, resuming.complete(output_dir).values())
             raise UserError(
@@ -165,7 +162,7 @@ class Monitor:
         """The state to save in a checkpoint, the same on every process; call this on all processes."""
         totals = self._totals(self._gather())
         return totals | {
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in ("steps", "skipped", "in_a_row", "most_in_a_row")},
             "total_samples": self.total_samples + totals["samples"],
             "total_tokens": self.total_tokens + totals["tokens"],
         }
@@ -187,8 +184,8 @@ class Monitor:
         for part in ("evaluation", "checkpoint"):
             if late := float(rows[part].mean()):
                 rates[f"{part}_seconds"] = late
-        if totals["skipped"]:
-            rates["skipped_updates"] = totals["skipped"]
+        if self.skipped:
+            rates["skipped_updates"] = self.skipped
             if self.accelerator.scaler is not None:
                 rates["loss_scale"] = self.accelerator.scaler.get_scale()
         return rates
@@ -212,9 +209,6 @@ class Monitor:
         self.read_at = time.perf_counter()
         mine = {
             **self.sums,
-            "skipped": self.skipped,
-            "in_a_row": self.in_a_row,
-            "most_in_a_row": self.most_in_a_row,
             "digest_high": self.digest >> 32,  # two halves, so that sums in float64 are exact
             "digest_low": self.digest & 0xFFFFFFFF,
             "samples": self.samples,
@@ -233,14 +227,12 @@ class Monitor:
             hook.passed(part)
 
     def _totals(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
-        """Sums over the processes; figures that are the same on all processes are those of this one."""
-        me = self.accelerator.process_index
+        """Sums over the processes."""
         digest = (int(rows["digest_high"].sum()) << 32) + int(rows["digest_low"].sum())
         return {
             **{name: float(rows[name].sum()) for name in self.sums},
             "digest": f"{digest & MASK64:016x}",
             **{name: int(rows[name].sum()) for name in ("samples", "tokens")},
-            **{name: int(rows[name][me]) for name in ("skipped", "in_a_row", "most_in_a_row")},
         }
 
     def _sum_up(self) -> None:

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from shared.checkpoints import digests, folders, resuming
-from shared.checkpoints.digests import ALGORITHM, Line
+from shared.checkpoints import folders, resuming
+from shared.checkpoints.folders import ALGORITHM, Line
 from shared.checkpoints.saving import lower_priority
 from shared.config import options
 from shared.disk import remedy
@@ -149,7 +149,7 @@ class Mirror(Hook):
         try:
             manifest, state = self._read(step, sizes)
             if METRICS in sizes and not (log := final.parent.parent / METRICS).exists():
-                digests.write_file(partial_log := folders.partial_of(log), [self.store.read(METRICS)])
+                folders.write_file(partial_log := folders.partial_of(log), [self.store.read(METRICS)])
                 partial_log.rename(log)
             size = sum(line["bytes"] for line in manifest.values())
             folders.begin(partial, size)
@@ -172,7 +172,7 @@ class Mirror(Hook):
         pieces = (range(at, min(at + PIECE_READ, line["bytes"])) for at in range(0, line["bytes"], PIECE_READ))
         source = f"{partial.name.partition('.')[0]}/{name}"
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
-        if digests.write_file(partial / name, (self.store.read(source, span) for span in pieces)) != line:
+        if folders.write_file(partial / name, (self.store.read(source, span) for span in pieces)) != line:
             raise Damaged(f"{name} is damaged")
 
     def _read(self, step: int, sizes: Mapping[str, int]) -> tuple[dict[str, Line], dict[str, Any]]:
@@ -184,7 +184,7 @@ class Mirror(Hook):
                 if sizes.get(f"{name}/{file}") != line["bytes"] or ".." in Path(file).parts or Path(file).is_absolute():
                     raise Damaged(f"{file} is missing or damaged")
             state = self.store.read(f"{name}/state.json")
-            if digests.new(state).hexdigest() != manifest["state.json"][ALGORITHM]:
+            if folders.new_digest(state).hexdigest() != manifest["state.json"][ALGORITHM]:
                 raise Damaged("state.json is damaged")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"its manifest cannot be read ({error})") from None
@@ -302,7 +302,7 @@ def pieces_of(path: Path, name: str, line: Line) -> Iterator[bytes]:
     Raises:
         Damaged: it differs from its line of the manifest, or is gone.
     """
-    found = digests.new()
+    found = folders.new_digest()
     try:
         with (path / name).open("rb") as file:
             while piece := file.read(PIECE_WRITTEN):

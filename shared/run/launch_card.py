@@ -38,13 +38,13 @@ def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -
         **rows,
         "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
     }
-    card |= notes_on_processes(config, plan, progress, checkpoint)
+    card |= notes_on_processes(plan, progress)
     if not skips_on_device(optimizer):
         card["note on --optim"] = "it cannot skip updates on the device, so the host waits for each gradient norm"
     return aligned(card)
 
 
-def notes_on_processes(config: Options, plan: Plan, progress: Progress, checkpoint: Path | None) -> dict[str, str]:
+def notes_on_processes(plan: Plan, progress: Progress) -> dict[str, str]:
     """The rows on what depends on the number of processes in the remaining steps; none if nothing does."""
     start, notes = progress.step, {}
     affected = "dropout, batch norm and mixup"
@@ -58,7 +58,7 @@ def notes_on_processes(config: Options, plan: Plan, progress: Progress, checkpoi
         if not plan.equal_counts:
             most = max(now, first)
             notes["note"] += f" (--micro_batches_per_step {most} fixes the number for up to {most} processes)"
-    if checkpoint and before not in (None, now):
+    if before not in (None, now):
         effect = "equal up to rounding"
         if plan.depends_on_processes:
             effect = f"another run, because {plan.depends_on_processes}"
@@ -75,10 +75,13 @@ def hardware(accelerator: Any, config: Options, strategy: str) -> dict[str, str]
     device, processes = accelerator.device, accelerator.num_processes
     threads = count_of(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{threads} each"
+    precision = "fp32" if accelerator.mixed_precision == "no" else f"{accelerator.mixed_precision}, weights fp32"
+    if config.activations:
+        precision = f"{config.activations} activations without autocast, weights fp32"
     return {
         "processes": f"{processes}, {strategy} over {torch.distributed.get_backend()}" if processes > 1 else alone(),
         "device": f"{device.type}, {name}",
-        "precision": precision(accelerator, config.activations),
+        "precision": precision,
     }
 
 
@@ -114,13 +117,6 @@ def machines(hosts: Sequence[tuple[str, bool]]) -> str:
     return f"{len(found)}: {listed(found, 8)}"
 
 
-def precision(accelerator: Any, activation_dtype: str | None) -> str:
-    """The precision of the forward and backward passes; the weights are always float32."""
-    if activation_dtype:
-        return f"{activation_dtype} activations without autocast, weights fp32"
-    return {"no": "fp32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision}, weights fp32")
-
-
 def batch_equation(plan: Plan, step: int) -> str:
     """The global batch as a product: `global batch 256 = 2 processes x 4 micro-batches of ~32 samples (<= 512 tokens)`.
 
@@ -132,13 +128,7 @@ def batch_equation(plan: Plan, step: int) -> str:
     same_count = len({len(mine) for mine in shares}) == 1
     each = f"{'' if same_count else '~'}{len(sizes) / len(shares):.3g} micro-batch{'es' * (len(sizes) > len(shares))}"
     size = f"{'' if len({*sizes}) == 1 else '~'}{count_of(round(sum(sizes) / len(sizes)), 'sample')}"
-    within = limits(plan.max_tokens, plan.max_samples)
+    limits = ((plan.max_tokens, "token"), (plan.max_samples, "sample"))
+    within = " and ".join(count_of(most, noun) for most, noun in limits if most)
     processes = count_of(plan.num_processes, "process", "processes")
-    return f"global batch {plan.global_batch_size} = {processes} x {each} of {size}" + f" ({within})" * bool(within)
-
-
-def limits(max_tokens: int | None, max_samples: int | None) -> str:
-    """The budget of a micro-batch: `<= 4,096 tokens and 8 samples`; "" without one."""
-    each = [count_of(max_tokens, "token")] if max_tokens else []
-    each += [count_of(max_samples, "sample")] if max_samples else []
-    return f"<= {' and '.join(each)}" if each else ""
+    return f"global batch {plan.global_batch_size} = {processes} x {each} of {size}" + f" (<= {within})" * bool(within)

@@ -4,9 +4,9 @@
 2. Are the settings, the model and the order of the samples those of the run? `open_run` and
    `refuse_another_order` refuse others.
 3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
-4. Does the model fit? `resuming.load` reads the checkpoint into it, once it is wrapped for the processes.
+4. Does the model fit? `Saver.load` reads the checkpoint into it, once it is wrapped for the processes.
 
-A run without a checkpoint answers only those that its folder can answer. `finished` returns a finished run's results.
+A run without a checkpoint answers only those that its folder can answer. `finished` recognizes a finished run.
 """
 
 import dataclasses
@@ -48,12 +48,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
             --save_on_each_node; or see `resuming.find`.
     """
     output_dir = Path(config.output_dir)
-
-    def lock_folder() -> None:
-        check_writable(output_dir)
-        folder_lock.acquire(output_dir)
-
-    on_writers(accelerator, config, lock_folder)
+    on_writers(accelerator, config, lambda: lock(output_dir))
     check_shared(accelerator, config)
     for hook in hooks:
         hook.folder_locked()
@@ -177,8 +172,8 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
 
 def finished(
     accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
-) -> dict[str, float] | None:
-    """The last evaluation if the folder holds this run, finished (it also prints this); else None.
+) -> bool:
+    """Whether the folder holds this run, finished; then print this, and give `progress` the last evaluation.
 
     A run is finished if its model is exported and the config does not prolong it. Call it on every process. `load_data`
     returns the training data, the validation data, then anything else. Both are compared with those of the run; if
@@ -202,11 +197,11 @@ def finished(
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 
     if (results := on_main_process(accelerator, read_results)) is None:
-        return None
-    note = compare_data(accelerator, config, progress, load_data)
+        return False
+    progress.results, note = results, compare_data(accelerator, config, progress, load_data)
     on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
     accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
-    return results
+    return True
 
 
 def compare_data(
@@ -229,11 +224,11 @@ def compare_data(
     return ""
 
 
-def check_writable(output_dir: Path) -> None:
-    """Check that the folder can be written, with a temporary file of 64 KiB.
+def lock(output_dir: Path) -> None:
+    """Lock the folder, once a temporary file of 64 KiB can be written there.
 
     Raises:
-        UserError: the folder cannot be created or written, or its disk is full.
+        UserError: the folder cannot be created or written, its disk is full, or another run has it.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -243,6 +238,7 @@ def check_writable(output_dir: Path) -> None:
         raise UserError(
             f"--output_dir {output_dir} cannot be written ({error.strerror}): {remedy(error)}, or name another folder"
         ) from None
+    folder_lock.acquire(output_dir)
 
 
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:

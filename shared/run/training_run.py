@@ -1,28 +1,15 @@
 """Everything around a recipe's loop: opening, resuming, logging, evaluating, saving and ending a run.
 
-A recipe's `main` reads from top to bottom:
-
-    with TrainingRun(config, load_data) as run:    # processes connect; the output folder is locked
-        ...                                        # data, model, plan, loader, compute_loss
-        model, optimizer, ... = run.prepare(...)   # wrapped for the processes
-        run.start(...)                             # warm-up pass, checkpoint, launch card
-        for step in run.steps():
-            ...                                    # forward, backward and update
-            run.end_step(...)
-            run.evaluate_if_due()
-            run.save_if_due()
-        return run.finish(model, tokenizer)        # model/, summary
+The methods of `TrainingRun` are in the order in which a recipe's `main` calls them.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
@@ -59,10 +46,6 @@ class Ddp:
         """The model and its optimizer as the loop uses them."""
         barrier.wait_for_all(accelerator)  # each machine prepares its data by itself
         return accelerator.prepare(model, optimizer)
-
-    def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
-        """Load the tensors of a checkpoint; see `resuming.load_tensors`."""
-        resuming.load_tensors(path, model, optimizer, registered)
 
     def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
         """The whole state dict of the model, to export it."""
@@ -109,22 +92,16 @@ class TrainingRun(Generic[Config]):
         with contextlib.ExitStack() as stack:
             stack.enter_context(starting.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
-            for hook in self.hooks:
-                hook.opened(self)
+            self._tell(Hook.opened, self)
             opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self._checkpoint = opened
-            results = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
-            self.finished = results is not None
-            if results is None:
+            self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
+            if not self.finished:
                 refuse_another_order(self.progress, self._checkpoint)
-            else:
-                self.progress.results = results
             self._closing = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     @property
@@ -177,8 +154,7 @@ class TrainingRun(Generic[Config]):
         self._closing.callback(loader.close)
         self.compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
-        for hook in self.hooks:
-            hook.given(self, model)
+        self._tell(Hook.given, self, model)
         self.strategy.place(self.accelerator, model)
         averaged = [buffer for hook in self.hooks for buffer in hook.averaged_buffers(model)]
         check_loss(self.accelerator, model, self.plan, self.compute_loss, averaged)
@@ -211,22 +187,19 @@ class TrainingRun(Generic[Config]):
         """
         plan, accelerator, model = self.plan, self.accelerator, self.model
         self.evaluate, self._best_by, self.lengths = evaluate, best_by, lengths
-        for hook in self.hooks:
-            hook.prepared(self)
+        self._tell(Hook.prepared, self)
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
+        self.saver = self.strategy.saver(accelerator, self.config, plan)
         if self._checkpoint:
-            resuming.load(accelerator, self._checkpoint, self.strategy.load)
-        for hook in self.hooks:
-            hook.loaded(self)
+            self.saver.load(self._checkpoint)
+        self._tell(Hook.loaded, self)
         self.launch_card = launch_card(self, self._checkpoint, {**card, **self.card})
         accelerator.print(self.launch_card)
         if self.config.dry_run:
             return
         begin(accelerator, self.config, self.progress)
-        for hook in self.hooks:
-            hook.begun(self)
+        self._tell(Hook.begun, self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
-        self.saver = self.strategy.saver(accelerator, self.config, plan)
         self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
         self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
 
@@ -240,7 +213,7 @@ class TrainingRun(Generic[Config]):
         if self.progress.evaluation_owed:
             self._record_evaluation()
         for step in range(self.progress.step, self.plan.total_steps):
-            if self._out_of_patience():
+            if self.progress.out_of_patience(self.config.early_stopping_patience):
                 return
             yield step
 
@@ -253,8 +226,7 @@ class TrainingRun(Generic[Config]):
             parts: the same for parts of the loss; each is logged as `loss_NAME`. Every micro-batch has the same names.
         """
         self.monitor.add(micro_batch, loss, parts or {})
-        for hook in self.hooks:
-            hook.counted(micro_batch)
+        self._tell(Hook.counted, micro_batch)
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
         """Count a step, and log if --logging_steps is due.
@@ -267,11 +239,9 @@ class TrainingRun(Generic[Config]):
         Raises:
             UserError: the gradients of ten steps in a row were not finite.
         """
-        for hook in self.hooks:
-            hook.updated(grad_norm)
+        self._tell(Hook.updated, grad_norm)
         self.monitor.end_step(skipped)
-        for hook in self.hooks:
-            hook.step_ended()
+        self._tell(Hook.step_ended)
         self.progress.step += 1
         self.progress.learning_rate = learning_rate
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
@@ -292,7 +262,7 @@ class TrainingRun(Generic[Config]):
         """
         preempted = self._preemption.exchange_signals()
         self.saver.poll()
-        if self.saver.is_due(self.progress) or self._out_of_patience() or preempted:
+        if preempted or self.saver.is_due(self.progress):
             self._save()
         if preempted:
             self._preemption.end_run(self.progress.step, self.saver, self._close)
@@ -316,34 +286,34 @@ class TrainingRun(Generic[Config]):
         self.saver.finish()
         self._preemption.all_saved()
         self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
-        resuming.load_best(self.accelerator, self.config, self.progress, self.strategy.load)
-        for hook in self.hooks:
-            hook.before_export(model)
+        self.saver.load_best(self.progress)
+        self._tell(Hook.before_export, model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
         self.export.write(self, model, processor, notes)
-        for hook in self.hooks:
-            hook.exported(Path(self.config.output_dir) / "model")
+        self._tell(Hook.exported, Path(self.config.output_dir) / "model")
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint
         self._write({**self.monitor.summary(self.progress.total_seconds()), **digests})
-        for hook in self.hooks if self.accelerator.is_main_process else ():
-            hook.ended(self)
+        if self.accelerator.is_main_process:
+            self._tell(Hook.ended, self)
         self._close()
         return self.progress.results
 
     def weights_are_read(self) -> None:
         """Let the hooks give the model the weights and buffers that count, before something reads them."""
+        self._tell(Hook.weights_are_read)
+
+    def _tell(self, moment: Callable[..., None], *values: object) -> None:
+        """Call a method of `Hook` on each hook."""
         for hook in self.hooks:
-            hook.weights_are_read()
+            getattr(hook, moment.__name__)(*values)
 
     def _write(self, values: Mapping[str, Value]) -> None:
         self._log.write(self.progress.step, values)
-        for hook in self.hooks:
-            hook.logged(self.progress.step, values)
+        self._tell(Hook.logged, self.progress.step, values)
 
     def _close(self) -> None:
         self._log.close()
-        for hook in self.hooks:
-            hook.closed()
+        self._tell(Hook.closed)
 
     def _save(self) -> None:
         with self.monitor.timed("checkpoint"):
@@ -364,6 +334,3 @@ class TrainingRun(Generic[Config]):
             )
         if self.progress.record(results, self._best_by):
             self._write(results)
-
-    def _out_of_patience(self) -> bool:
-        return self.progress.out_of_patience(self.config.early_stopping_patience)

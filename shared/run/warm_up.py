@@ -47,7 +47,9 @@ def check_loss(
                 refuse_changed_buffers(model, before)
             return loss
 
-    before = {name: buffer.clone() for name, buffer in saved_buffers(model, averaged).items()}
+    saved, left_out = model.state_dict().keys(), {id(buffer) for buffer in averaged}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved and id(buffer) not in left_out}
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
     loss = loss_of(few)
     halved, repeat = loss_of(replace(few, step_size=2 * few.step_size)), loss_of(replace(few, counted=False))
     if not math.isfinite(loss) or not loss:
@@ -82,12 +84,6 @@ def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
             "of torch.nn.BatchNorm are averaged if run.prepare gets the hook BatchNorm() of shared/models): give it, "
             "replace the module that holds them, or start one process"
         )
-
-
-def saved_buffers(model: nn.Module, averaged: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The buffers of a model that checkpoints hold, by name, except those in `averaged`."""
-    left_out, saved = {id(buffer) for buffer in averaged}, model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved and id(buffer) not in left_out}
 
 
 def freeze_unreached(

@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
-from shared.checkpoints.digests import digest
+from shared.checkpoints.folders import digest
 from shared.disk import remedy, sync
 from shared.errors import UserError, about
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder, is_url

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.checkpoints import digests, resuming
+from shared.checkpoints import folders, resuming
 from shared.checkpoints.folders import Job, write
 
 CONTENTS = {
@@ -28,7 +28,7 @@ def checkpoint(tmp_path):
         name: {"bytes": len(text), "xxh3_128": xxhash.xxh3_128_hexdigest(text)} for name, text in CONTENTS.items()
     }
     assert json.loads((path / "manifest.json").read_text()) == manifest
-    assert digests.lines_of({name: path / name for name in CONTENTS}) == manifest
+    assert folders.lines_of({name: path / name for name in CONTENTS}) == manifest
     return path
 
 

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import nn
 
-from shared.checkpoints import digests, resuming
+from shared.checkpoints import folders, resuming
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
@@ -132,7 +132,7 @@ def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outpu
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert set(manifest) == files - {"manifest.json"}
     assert {"model.safetensors", "optimizer.safetensors", "registered_0.safetensors", "state.json"} < files
-    assert manifest == digests.lines_of({name: folder / name for name in manifest})
+    assert manifest == folders.lines_of({name: folder / name for name in manifest})
 
 
 # With a tiny model, in this process
@@ -263,11 +263,11 @@ def test_the_best_model_is_loaded_at_the_end_only_if_the_config_asks_for_it(acce
     save_all(accelerator, asked, (6, 9), best_step=3)
     assert set(resuming.complete(tmp_path)) == {3, 9}
     last = [p.clone() for p in model.parameters()]
-    resuming.load_best(accelerator, config(tmp_path), Progress(step=9, best_step=3))
+    Saver(accelerator, config(tmp_path), PLAN).load_best(Progress(step=9, best_step=3))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last, strict=True))
-    resuming.load_best(accelerator, asked, Progress(step=9, best_step=9))
+    Saver(accelerator, asked, PLAN).load_best(Progress(step=9, best_step=9))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last, strict=True))
-    resuming.load_best(accelerator, asked, Progress(step=9, best_step=3))
+    Saver(accelerator, asked, PLAN).load_best(Progress(step=9, best_step=3))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), best, strict=True))
 
 
@@ -291,17 +291,17 @@ def test_a_checkpoint_that_becomes_shorter_while_it_is_read_is_refused_with_one_
     save_file(model.state_dict(), file)
     runs.truncate(file)
     with pytest.raises(UserError, match=r"cannot be loaded into this model \(.*\): it was saved by other code"):
-        resuming.load(accelerator, tmp_path)
+        Saver(accelerator, config(tmp_path), PLAN).load(tmp_path)
 
 
-def test_a_damaged_best_checkpoint_is_not_exported(accelerator, two_saved, tmp_path, capsys, monkeypatch):
+def test_a_damaged_best_checkpoint_is_not_exported(accelerator, model, two_saved, tmp_path, capsys, monkeypatch):
     shutil.copytree(two_saved, tmp_path, dirs_exist_ok=True)
     path = resuming.path_of(tmp_path, 3)
     runs.truncate(path / "state.json")
     progress = Progress(step=6, best_step=3)
-    monkeypatch.setattr(resuming, "load", None)  # it must not be called
+    monkeypatch.setattr(Saver, "load", None)  # it must not be called
     asked = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="loss")
-    resuming.load_best(accelerator, asked, progress)
+    Saver(accelerator, asked, PLAN).load_best(progress)
     assert capsys.readouterr().out == (
         f"warning: {path}, with the best model, cannot be read (state.json is damaged): model/ has the last one\n"
     )

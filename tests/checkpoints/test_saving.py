@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from shared.checkpoints import digests, folders, resuming, saving, staging
+from shared.checkpoints import folders, resuming, saving, staging
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.staging import Staging
@@ -183,7 +183,7 @@ def test_both_ways_of_saving_write_the_same_files(run, monkeypatch, capfd):
 
 def full_disk(monkeypatch, attempts=10**9):
     """Let this many attempts to write a checkpoint fail as on a full disk; return the list of all attempts."""
-    made, write_file = [], digests.write_file
+    made, write_file = [], folders.write_file
 
     def full(path, pieces):
         if path.name == "model.safetensors":
@@ -192,7 +192,7 @@ def full_disk(monkeypatch, attempts=10**9):
                 raise OSError(28, "No space left on device")
         return write_file(path, pieces)
 
-    monkeypatch.setattr(digests, "write_file", full)
+    monkeypatch.setattr(folders, "write_file", full)
     return made
 
 

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (40, 6_510),
-    "nlp": (97, 14_530),
-    "mlm": (97, 14_520),
-    "token_classification": (96, 14_440),
-    "embeddings": (98, 14_610),
-    "image_classification": (100, 15_020),
+    "diabetes": (39, 6_400),
+    "nlp": (96, 14_470),
+    "mlm": (96, 14_450),
+    "token_classification": (95, 14_370),
+    "embeddings": (97, 14_540),
+    "image_classification": (99, 14_960),
 }
 
 

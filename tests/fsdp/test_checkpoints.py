@@ -11,7 +11,6 @@ from shared.checkpoints import resuming, saving
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
 from shared.fsdp.checkpoints import ShardedSaver
-from shared.fsdp.strategy import Fsdp
 from shared.models.optimizers import ChainedOptimizers
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
@@ -76,7 +75,7 @@ def save_on_two(accelerator, folder):
     each_node = Options(output_dir=str(folder), save_on_each_node=True)
     results["each node"] = runs.problem_of(ShardedSaver, accelerator, each_node, PLAN)
     results["weights"] = train(model, optimizer, range(4, 8))
-    resuming.load(accelerator, folder / "checkpoints/step_00000004", Fsdp().load)
+    saver.load(folder / "checkpoints/step_00000004")
     results["again"] = train(model, optimizer, range(4, 8))
     return results
 
@@ -84,9 +83,11 @@ def save_on_two(accelerator, folder):
 def resume(accelerator, folder):
     model, optimizer = build(accelerator, shard=True)
     train(model, optimizer, range(40, 41))
-    path, state = resuming.find(accelerator, Options(output_dir=str(folder)))
-    refusal = runs.problem_of(resuming.load, accelerator, folder, Fsdp().load)
-    resuming.load(accelerator, path, Fsdp().load)
+    config = Options(output_dir=str(folder))
+    path, state = resuming.find(accelerator, config)
+    saver = ShardedSaver(accelerator, config, PLAN)
+    refusal = runs.problem_of(saver.load, folder)
+    saver.load(path)
     return {"not sharded": refusal, "step": state["step"], "weights": train(model, optimizer, range(4, 8))}
 
 

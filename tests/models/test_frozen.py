@@ -7,9 +7,8 @@ from torch import nn
 
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
-from shared.compat import of_accelerate
 from shared.errors import UserError
-from shared.models.trainable import SaverWithoutFrozen, digest_of, frozen_parameters, load_without_frozen
+from shared.models.trainable import SaverWithoutFrozen, digest_of, frozen_parameters
 from shared.optimization.optimizers import make_optimizer
 from shared.options.text_options import TextOptions
 from shared.plan.batches import Plan
@@ -22,14 +21,18 @@ def half_frozen():
     return model
 
 
+def saver_of(model, accelerator, folder):
+    accelerator.free_memory()
+    config = TextOptions(model_name_or_path="base", output_dir=str(folder))
+    accelerator.prepare(model, make_optimizer(model, config))
+    return SaverWithoutFrozen(accelerator, config, Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1))
+
+
 @pytest.fixture
 def checkpoint(request, accelerator, tmp_path):
     """A checkpoint of a model whose first layer is frozen, and of a registered module that is frozen."""
-    config = TextOptions(model_name_or_path="base", output_dir=str(tmp_path))
-    plan = Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1)
-    accelerator.prepare(model := half_frozen(), make_optimizer(model, config))
     accelerator.register_for_checkpointing(nn.Linear(2, 2).requires_grad_(False))
-    saver = SaverWithoutFrozen(accelerator, config, plan)
+    saver = saver_of(half_frozen(), accelerator, tmp_path)
     saver.in_background = getattr(request, "param", True)
     saver.save(Progress(step=2), {})
     saver.finish()
@@ -37,44 +40,41 @@ def checkpoint(request, accelerator, tmp_path):
     saver.close()
 
 
-def load(checkpoint, model):
-    load_without_frozen(checkpoint, model, make_optimizer(model, TextOptions()), [])
-
-
 @pytest.mark.parametrize(
     "checkpoint", [True, False], indirect=True, ids=["in the background", "while the training waits"]
 )
-def test_frozen_parameters_are_left_out_and_the_rest_is_loaded(checkpoint):
+def test_frozen_parameters_are_left_out_and_the_rest_is_loaded(checkpoint, accelerator, tmp_path):
     stored = load_file(checkpoint / "model.safetensors")
     assert set(stored) == {name for name in half_frozen().state_dict() if not name.startswith("0.")}
     model = half_frozen()
     model[2].weight.data.zero_()
-    load(checkpoint, model)
+    saver_of(model, accelerator, tmp_path).load(checkpoint)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in stored.items())
 
 
-def test_other_frozen_weights_are_refused(checkpoint):
+def test_other_frozen_weights_are_refused(checkpoint, accelerator, tmp_path):
     model = half_frozen()
     model[0].bias[1] += 1e-6
     with pytest.raises(UserError, match="belongs to a run with other frozen weights: --model_name_or_path must name"):
-        load(checkpoint, model)
+        saver_of(model, accelerator, tmp_path).load(checkpoint)
 
 
-def test_a_registered_module_is_loaded_with_its_frozen_parameters(checkpoint, accelerator):
-    weight = of_accelerate.prepared(accelerator)[2][0].weight
+def test_a_registered_module_is_loaded_with_its_frozen_parameters(checkpoint, accelerator, tmp_path):
+    saver = saver_of(half_frozen(), accelerator, tmp_path)
+    weight = saver.others[0].weight
     expected = weight.clone()
     weight.zero_()
-    resuming.load(accelerator, checkpoint, load_without_frozen)
+    saver.load(checkpoint)
     assert torch.equal(weight, expected)
 
 
-def test_a_file_without_a_trained_parameter_or_with_an_unknown_one_is_refused(checkpoint):
+def test_a_file_without_a_trained_parameter_or_with_an_unknown_one_is_refused(checkpoint, accelerator, tmp_path):
     stored = load_file(checkpoint / "model.safetensors")
     less = {name: tensor for name, tensor in stored.items() if name != "2.weight"}
     for wrong, tensors in (("2.weight", less), ("3.weight", stored | {"3.weight": torch.ones(2)})):
         save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
-        with pytest.raises(RuntimeError, match=f"it differs in {wrong}$"):
-            load(checkpoint, half_frozen())
+        with pytest.raises(UserError, match=rf"\(it differs in {wrong}\)"):
+            saver_of(half_frozen(), accelerator, tmp_path).load(checkpoint)
 
 
 def test_the_digest_depends_on_values_shapes_and_dtypes():

@@ -13,7 +13,7 @@ import runs
 import torch
 from torch import nn
 
-from shared.checkpoints import resuming
+from shared.checkpoints.folders import path_of
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
@@ -52,7 +52,7 @@ def train(accelerator, optim, save=None, load=None):
     monitor = Monitor(accelerator, None, {})
     first = 0
     if load:
-        resuming.load(accelerator, resuming.path_of(load, SAVED_AFTER))
+        Saver(accelerator, CONFIG, plan).load(path_of(load, SAVED_AFTER))
         first = SAVED_AFTER
     figures = []
     for step in range(first, STEPS):

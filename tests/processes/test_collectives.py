@@ -94,7 +94,7 @@ def on_two_machines(accelerator, folder):
     torch.distributed.barrier()
     checkpoint = resuming.complete(own)[18]
     results["files"] = sorted(path.name for path in checkpoint.iterdir())
-    resuming.load(accelerator, checkpoint)
+    saver.load(checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()
     results["opened"] = str(resume.open_run(accelerator, each, [])[2])
     results["damaged, by path"] = problem_of(
@@ -126,7 +126,7 @@ def test_machines_with_separate_folders_resume_from_the_same_checkpoint_and_lose
         assert machine["newest"] == [f"{own}/checkpoints/step_00000015", 15]
         assert machine["older"] == [f"{own}/checkpoints/step_00000006", 6]
         assert f"own-{rank}/checkpoints/step_00000018" in machine["opened"]
-        assert machine["finished"] is None
+        assert not machine["finished"]
         # The limit holds when all machines have the last checkpoint.
         assert machine["end"] == [18]
         # A machine with an empty disk is refused; it does not start over.

@@ -8,7 +8,7 @@ import pytest
 import runs
 from runs import files, refusal, write_rows
 
-from shared.checkpoints import digests
+from shared.checkpoints import folders
 from shared.config import options
 from shared.plan import draws
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_with_another_order_of_samples_is_refused_and_its_finished_
     state, manifest = (json.loads((checkpoint / name).read_text()) for name in ("state.json", "manifest.json"))
     assert state.pop("order") == draws.VERSION
     (checkpoint / "state.json").write_text(json.dumps(state))
-    manifest |= digests.lines_of({"state.json": checkpoint / "state.json"})
+    manifest |= folders.lines_of({"state.json": checkpoint / "state.json"})
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     before = files(tmp_path)
     message = refusal(train, tmp_path, *CONSTANT, 4)

@@ -12,7 +12,7 @@ import runs
 from runs import refusal
 from s3_server import S3Server
 
-from shared.checkpoints import digests, folders, resuming
+from shared.checkpoints import folders, resuming
 from shared.config import options
 from shared.errors import UserError
 from shared.options.extra_options import ExtraOptions
@@ -71,7 +71,7 @@ class Run:
         folders.begin(partial, 0)
         (partial / "part").mkdir()
         contents = {"state.json": json.dumps(state).encode(), "part/0": bytes([step]) * 5000}
-        folders.commit(partial, path, {name: digests.write_file(partial / name, [contents[name]]) for name in contents})
+        folders.commit(partial, path, {name: folders.write_file(partial / name, [contents[name]]) for name in contents})
         folders.rotate(path, self.config.save_total_limit, best)
         assert not copied or self.mirror.copies.wait(30) == ""
         return path

@@ -1,13 +1,11 @@
 """The launch card shows the micro-batches, what depends on the processes, and settings that have no effect."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shared.checkpoints.progress import Progress
-from shared.config.options import Options
 from shared.plan.batches import Plan
 from shared.run.launch_card import alone, batch_equation, notes_on_processes
 
@@ -31,12 +29,11 @@ def test_the_batch_equation_has_the_real_sizes_of_the_micro_batches(plan, expect
         assert batch_equation(plan, step) == f"global batch 32 = {expected}"
 
 
-def notes(plan, step=0, before=None, first=None, **settings):
+def notes(plan, step=0, before=None, first=None):
     """The notes of a run that is fresh, or resumed after `before` processes and begun on `first`."""
     plan = Plan(**{"seed": 0, "num_epochs": 1} | plan)
     plan.first_processes = first or plan.num_processes
-    progress = Progress(step=step, world_size=before)
-    return notes_on_processes(Options(**settings), plan, progress, Path("step_00000002") if before else None)
+    return notes_on_processes(plan, Progress(step=step, world_size=before))
 
 
 UNIFORM = {"num_samples": 1497, "global_batch_size": 128, "num_epochs": 3, "max_samples": 16}

@@ -156,10 +156,10 @@ LAST = {"step": 8, "train_runtime": 1.0}
 
 def test_a_finished_run_returns_its_last_evaluation(tmp_path):
     config = finished_run(tmp_path, {"step": 2, "eval_loss": 1.0}, EVALUATED, {"step": 8, "loss": 0.1}, LAST)
-    result = finished(accelerator(), config, Progress(), tuple)
-    assert result["eval_loss"] == 0.5
-    assert math.isnan(result["eval_accuracy"])
-    assert len(result) == 2
+    assert finished(accelerator(), config, progress := Progress(), tuple)
+    assert progress.results["eval_loss"] == 0.5
+    assert math.isnan(progress.results["eval_accuracy"])
+    assert len(progress.results) == 2
 
 
 @pytest.mark.parametrize("what", ["no last line", "no model", "no record", "longer"])
@@ -171,7 +171,7 @@ def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
         (tmp_path / "metrics.jsonl").unlink()
     if what == "longer":
         config = Options(output_dir=str(tmp_path), lr_scheduler_type="constant", num_train_epochs=4)
-    assert finished(accelerator(), config, Progress(), tuple) is None
+    assert not finished(accelerator(), config, Progress(), tuple)
 
 
 # Progress

@@ -148,11 +148,6 @@ class Stopwatch:
         return dict(self.seconds)
 
 
-def is_trained(model: nn.Module) -> bool:
-    """Whether the current forward pass has a backward pass: it is no evaluation, and it computes gradients."""
-    return model.training and torch.is_grad_enabled()
-
-
 def positions_of(args: tuple[Any, ...], kwargs: dict[str, Any], is_sequence: bool) -> int:
     """Rows x longest row of a model's batch; its rows where samples are no sequences."""
     shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
@@ -196,7 +191,7 @@ class PassTimer:
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.training:  # without DDP's wrapper, evaluation calls this hook as well
             self.stopwatch.mark("forward_backward" if self._in_pass else "data")
-        self._in_pass = is_trained(model)
+        self._in_pass = model.training and torch.is_grad_enabled()  # a backward pass follows
         if self._in_pass:
             self.positions += positions_of(args, kwargs, self.sequences)
 

@@ -11,7 +11,7 @@ MOST_EXPENSIVE = 10
 
 
 class Profiler(Hook):
-    """Profiles `config.profile` steps of this process into OUTPUT_DIR/profile, if that flag is given.
+    """Profiles `config.profile` steps of this process into OUTPUT_DIR/profile.
 
     Writes trace-RANK.json, which chrome://tracing and Perfetto show, and operators-RANK.txt, the ten operators that
     took most time of their own.
@@ -20,18 +20,14 @@ class Profiler(Hook):
     running: Any = None  # a torch.profiler.profile, until its last step has ended
 
     def begun(self, run: Any) -> None:
-        self.run, self.accelerator, self.steps = run, run.accelerator, run.config.profile or 0
-        self.folder = Path(run.config.output_dir) / "profile"
-        if self.steps:
-            from torch import profiler
+        from torch import profiler
 
-            activities = [profiler.ProfilerActivity.CPU]
-            if self.accelerator.device.type == "cuda":
-                activities.append(profiler.ProfilerActivity.CUDA)
-            schedule = profiler.schedule(wait=WARMUP - 1, warmup=1, active=self.steps, repeat=1)
-            self.running = profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self.write)
-            self.running.record_steps = False  # a step is not an operator: it would head the table
-            self.running.start()
+        self.run, self.accelerator, self.steps = run, run.accelerator, run.config.profile
+        self.folder = Path(run.config.output_dir) / "profile"
+        schedule = profiler.schedule(wait=WARMUP - 1, warmup=1, active=self.steps, repeat=1)
+        self.running = profiler.profile(schedule=schedule, on_trace_ready=self.write)
+        self.running.record_steps = False  # a step is not an operator: it would head the table
+        self.running.start()
 
     def step_ended(self) -> None:
         """Count a step; PyTorch's profiler starts and stops where the profile begins or ends."""

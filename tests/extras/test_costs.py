@@ -7,8 +7,7 @@ import torch
 from monitored_steps import WENT_WELL, Slow, monitor, plan, rows, run_step, timed_steps
 
 from shared.extras import costs as extras_costs
-from shared.extras.costs import Stopwatch, costs
-from shared.extras.time_report import seconds_by_part
+from shared.extras.costs import Stopwatch, costs, seconds_by_part
 
 
 def test_forward_passes_before_the_backward_passes_are_computation(accelerator, clock):

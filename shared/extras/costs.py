@@ -1,6 +1,7 @@
 """What the steps of a run cost: the share of the time for each part, padding, memory, and slow processes.
 
-`breakdown` says so at the end of a run, with the flags that could change it.
+`breakdown` says so at the end of a run, with the flags that could change it. `Profiler`, for --profile, says what the
+operators of a few steps cost.
 
 The time is that of the device that computes, and the host does not wait for the device. The time between two marks
 belongs to the second mark, so no time is counted twice. On a CPU a mark reads the clock. On a GPU it records an event
@@ -11,6 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -18,8 +20,9 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, nn, profiler
 
+from shared.errors import count_of
 from shared.monitoring.hooks import Hook
 
 BEHIND = 0.1  # a process that works longer than the others by more than this share is named
@@ -28,6 +31,8 @@ PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation",
 COMPUTED = ("forward_backward", "communication", "optimizer")  # parts in which a GPU should have work waiting for it
 CAUGHT_UP = 1e-3  # seconds; a GPU that is less than this behind the host has run out of work
 TRUSTED = 10.0  # seconds; the clocks of host and GPU drift apart by some 0.01 % of the time that passes
+WARMUP = 2  # steps of this process before a profile: allocators and caches settle
+MOST_EXPENSIVE = 10  # operators
 Lines = Sequence[Mapping[str, Any]]
 NAMES = {
     "forward_backward": "compute",
@@ -217,6 +222,55 @@ class PassTimer:
     def _gradients_are_there(self, parameter: Tensor) -> None:
         self._latest = parameter
         self.stopwatch.mark("forward_backward")
+
+
+class Profiler(Hook):
+    """Profiles `config.profile` steps of this process into OUTPUT_DIR/profile.
+
+    Writes trace-RANK.json, which chrome://tracing and Perfetto show, and operators-RANK.txt, the ten operators that
+    took most time of their own.
+    """
+
+    running: Any = None  # a torch.profiler.profile, until its last step has ended
+
+    def begun(self, run: Any) -> None:
+        self.run, self.accelerator, self.steps = run, run.accelerator, run.config.profile
+        self.folder = Path(run.config.output_dir) / "profile"
+        schedule = profiler.schedule(wait=WARMUP - 1, warmup=1, active=self.steps, repeat=1)
+        self.running = profiler.profile(schedule=schedule, on_trace_ready=self.write)
+        self.running.record_steps = False  # a step is not an operator: it would head the table
+        self.running.start()
+
+    def step_ended(self) -> None:
+        """Count a step; PyTorch's profiler starts and stops where the profile begins or ends."""
+        if not self.running:
+            return
+        with self.run.monitor.timed("profile"):  # the time to start it and to write its files is not part of a step
+            self.running.step()
+        if self.running.step_num == WARMUP + self.steps:
+            self.running = None
+
+    def closed(self) -> None:
+        """If the run ends before the profile does, write what there is and print how many steps are missing."""
+        if not self.running:
+            return
+        done = self.running.step_num
+        missing = min(self.steps, WARMUP + self.steps - done)
+        self.running.stop()
+        self.running = None
+        self.accelerator.print(
+            f"--profile: the run ended after {count_of(done, 'step')}, {missing} of the profile are missing"
+        )
+
+    def write(self, profile: Any) -> None:
+        """Write the files of a profile that has stopped."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rank = self.accelerator.process_index
+        profile.export_chrome_trace(str(self.folder / f"trace-{rank}.json"))
+        by = "self_cuda_time_total" if self.accelerator.device.type == "cuda" else "self_cpu_time_total"
+        table = profile.key_averages().table(sort_by=by, row_limit=MOST_EXPENSIVE, max_name_column_width=60)
+        (self.folder / f"operators-{rank}.txt").write_text(table + "\n")
+        self.accelerator.print(f"profile of {count_of(profile.step_num - WARMUP, 'step')} in {self.folder}")
 
 
 # At the end of a run

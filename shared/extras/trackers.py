@@ -78,7 +78,7 @@ class Trackers(Hook):
 
 
 def require_trackers(report_to: Sequence[str]) -> None:
-    """Refuse a tracker that is not installed, which Accelerate would silently leave out.
+    """Refuse a tracker that is not installed: the run would go on without it.
 
     Raises:
         UserError: names --report_to and the command that installs the package.

@@ -48,45 +48,81 @@ SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of t
 
 
 class Costs(Hook):
-    """Times the parts of each step, and adds `costs` to metrics.jsonl."""
+    """Times the parts of each step, and adds `costs` to metrics.jsonl.
+
+    Hooks of the model mark the arrival of the data and, in a backward pass, the end of the last gradient. The time
+    between the last gradient of this process and the end of the synchronized backward pass is the exposed
+    communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
+    of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
+    bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown. A forward
+    pass that no backward pass follows is computation, too.
+    """
 
     def begun(self, run: Any) -> None:
         """Start the stopwatch, and hook the model, so that data and gradients are timed."""
-        self.run, self.device = run, run.accelerator.device
-        self.stopwatch = Stopwatch(self.device)
-        self.passes = PassTimer(run.model, self.stopwatch, sequences=run.lengths is not None)
-        self.before = self._totals()
+        model, self.loader, self.device = run.model, run.loader, run.accelerator.device
+        self.stopwatch, self.is_sequence = Stopwatch(self.device), run.lengths is not None
+        self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
+        self.latest: Tensor | None = None  # the parameter with the last gradient
+        self.in_pass = False  # since a forward pass whose backward pass has not ended
+        model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        model.register_forward_hook(self._end_without_gradients)
+        parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
+        self.finding = [p.register_post_accumulate_grad_hook(self._gradients_are_there) for p in parameters]
+        self._begin_reading()
 
     def passed(self, part: str) -> None:
-        if part in ("micro_batch", "last_micro_batch"):
-            self.passes.end(synchronized=part == "last_micro_batch")
-        else:
+        if part not in ("micro_batch", "last_micro_batch"):
             self.stopwatch.mark(part)
+            return
+        synchronized = part == "last_micro_batch" and self.sees_communication
+        self.stopwatch.mark("communication" if synchronized else "forward_backward")
+        self.in_pass = False
+        if self.finding and self.latest is not None:
+            for handle in self.finding:
+                handle.remove()
+            self.finding = []
+            self.latest.register_post_accumulate_grad_hook(self._gradients_are_there)
 
     def measured(self) -> dict[str, float]:
         """The seconds of each part since the last reading, positions, and memory."""
-        parts = {part: seconds - self.before[part] for part, seconds in self._totals().items()}
-        waited, positions = parts.pop("waited"), parts.pop("positions")
+        parts, waited = self.stopwatch.read(), self.loader.seconds_waited - self.waited_before
         if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
             waited = min(waited, parts["data"])
         peak_memory, reserved_memory = memory(self.device)
-        return parts | {
-            "data": waited,
-            "positions": positions,
-            "peak_memory": peak_memory,
-            "reserved_memory": reserved_memory,
-        }
+        of_process = {"positions": self.positions, "peak_memory": peak_memory, "reserved_memory": reserved_memory}
+        return parts | {"data": waited} | of_process
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
         """See `costs`; the next reading begins here."""
-        self.before = self._totals()
+        self._begin_reading()
         return costs(rows)
 
-    def _totals(self) -> dict[str, float]:
-        return self.stopwatch.read() | {
-            "waited": self.run.loader.seconds_waited,
-            "positions": float(self.passes.positions),
-        }
+    def _begin_reading(self) -> None:
+        self.stopwatch.seconds = dict.fromkeys(self.stopwatch.seconds, 0.0)
+        self.waited_before = self.loader.seconds_waited
+        self.positions = 0  # rows x longest row, over the batches in training; rows where samples are not sequences
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if model.training:  # without DDP's wrapper, evaluation calls this hook as well
+            self.stopwatch.mark("forward_backward" if self.in_pass else "data")
+        self.in_pass = model.training and torch.is_grad_enabled()  # a backward pass follows
+        if self.in_pass:
+            self.positions += positions_of(args, kwargs, self.is_sequence)
+
+    def _end_without_gradients(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if model.training and not torch.is_grad_enabled():
+            self.stopwatch.mark("forward_backward")
+
+    def _gradients_are_there(self, parameter: Tensor) -> None:
+        self.latest = parameter
+        self.stopwatch.mark("forward_backward")
+
+
+def positions_of(args: tuple[Any, ...], kwargs: dict[str, Any], is_sequence: bool) -> int:
+    """Rows x longest row of a model's batch; its rows where samples are no sequences."""
+    shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    return shape[0] * shape[1] if is_sequence else shape[0]
 
 
 def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
@@ -149,7 +185,7 @@ class Stopwatch:
             self.last = now
 
     def read(self) -> dict[str, float]:
-        """Seconds of each part since the start. On a GPU this waits for the last mark.
+        """Seconds of each part since they were set to zero. On a GPU this waits for the last mark.
 
         The last mark of the previous call was made when the GPU had no work left, so the clocks of host and GPU are
         compared from there.
@@ -166,62 +202,6 @@ class Stopwatch:
                     self.seconds["starved"] += seconds * (behind < CAUGHT_UP)
             self.events = self.events[-1:]
         return dict(self.seconds)
-
-
-def positions_of(args: tuple[Any, ...], kwargs: dict[str, Any], is_sequence: bool) -> int:
-    """Rows x longest row of a model's batch; its rows where samples are no sequences."""
-    shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-    return shape[0] * shape[1] if is_sequence else shape[0]
-
-
-class PassTimer:
-    """Marks, in each forward and backward pass of `model`, the arrival of the data and the end of the last gradient.
-
-    The time between the last gradient of this process and the end of the synchronized backward pass is the exposed
-    communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
-    of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
-    bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown
-    (`sees_communication` is False). A forward pass that no backward pass follows is computation, too.
-
-    Attributes:
-        positions: rows x longest row, over the training batches of the model; rows where samples are not sequences.
-    """
-
-    def __init__(self, model: nn.Module, stopwatch: Stopwatch, sequences: bool) -> None:
-        self.stopwatch, self.sequences = stopwatch, sequences
-        self.positions = 0
-        self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
-        self._latest: Tensor | None = None
-        self._in_pass = False  # since a forward pass whose backward pass has not ended
-        model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        model.register_forward_hook(self._end_without_gradients)
-        parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
-        self._finding = [p.register_post_accumulate_grad_hook(self._gradients_are_there) for p in parameters]
-
-    def end(self, synchronized: bool) -> None:
-        """Mark the end of a backward pass; `synchronized`: whether it summed the gradients over the processes."""
-        self.stopwatch.mark("communication" if synchronized and self.sees_communication else "forward_backward")
-        self._in_pass = False
-        if self._finding and self._latest is not None:
-            for handle in self._finding:
-                handle.remove()
-            self._finding = []
-            self._latest.register_post_accumulate_grad_hook(self._gradients_are_there)
-
-    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if model.training:  # without DDP's wrapper, evaluation calls this hook as well
-            self.stopwatch.mark("forward_backward" if self._in_pass else "data")
-        self._in_pass = model.training and torch.is_grad_enabled()  # a backward pass follows
-        if self._in_pass:
-            self.positions += positions_of(args, kwargs, self.sequences)
-
-    def _end_without_gradients(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if model.training and not torch.is_grad_enabled():
-            self.stopwatch.mark("forward_backward")
-
-    def _gradients_are_there(self, parameter: Tensor) -> None:
-        self._latest = parameter
-        self.stopwatch.mark("forward_backward")
 
 
 class Profiler(Hook):

@@ -140,7 +140,7 @@ class Mirror(Hook):
         try:
             manifest, state = self._read(step, sizes)
             if METRICS in sizes and not (log := final.parent.parent / METRICS).exists():
-                replace_file(log, self.store.read(METRICS).decode())
+                replace_file(log, self.store.read(METRICS).decode(errors="replace"))
             size = sum(line["bytes"] for line in manifest.values())
             folders.begin(partial, size)
             with ThreadPoolExecutor(FILES_AT_ONCE) as pool:

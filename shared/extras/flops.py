@@ -34,6 +34,7 @@ class Mfu(Hook):
         """Count the operations of a forward pass, which is discarded, and measure the device."""
         self.run, self.is_sequence = run, run.lengths is not None
         self.per_token_squared = attention_flops(run.accelerator.unwrap_model(run.model)) if self.is_sequence else 0
+        # Before the warm-up pass: FSDP needs a backward pass after this forward pass.
         with discarded(run.accelerator, run.model), run.accelerator.no_sync(run.model):
             first = run.plan.micro_batches(0)[0]
             self.per_position = count_flops(run.model, lambda: run.compute_loss(first), self.is_sequence)

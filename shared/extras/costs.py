@@ -86,12 +86,17 @@ class Costs(Hook):
 
     def measured(self) -> dict[str, float]:
         """The seconds of each part since the last reading, positions, and memory."""
-        parts, waited = self.stopwatch.read(), self.loader.seconds_waited - self.waited_before
+        parts = self.stopwatch.read()
+        waited = self.loader.seconds_waited - self.waited_before
         if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
             waited = min(waited, parts["data"])
         peak_memory, reserved_memory = memory(self.device)
-        of_process = {"positions": self.positions, "peak_memory": peak_memory, "reserved_memory": reserved_memory}
-        return parts | {"data": waited} | of_process
+        return parts | {
+            "data": waited,
+            "positions": self.positions,
+            "peak_memory": peak_memory,
+            "reserved_memory": reserved_memory,
+        }
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
         """See `costs`; the next reading begins here."""

@@ -90,8 +90,9 @@ def count_flops(model: nn.Module, forward: Callable[[], object], is_sequence: bo
         nonlocal operations
         if layer.training:
             product = 2 * output.numel() * math.prod(layer.weight.shape[1:])  # under FSDP, too, of the whole weight
-            saved = 0 if layer.weight.requires_grad else 1 if args[0].requires_grad else 2
-            operations += (PASSES - saved) * product
+            operations += PASSES * product
+            if not layer.weight.requires_grad:
+                operations -= product * (1 if args[0].requires_grad else 2)
 
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     handles = [layer.register_forward_hook(count) for layer in layers]

@@ -50,8 +50,15 @@ class ExtraOptions(Options):
 
     def hooks(self) -> list[Hook]:
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
-        profiler = [Profiler()] if self.profile else []
-        mirror = [Mirror()] if self.mirror_checkpoints else []
-        upload = [Upload()] if self.push_to_hub else []
-        measures = [GradientCompression(), Mfu(), Costs()]
-        return [*super().hooks(), Sharding(), *measures, *profiler, *mirror, *upload, Report(), Trackers()]
+        return [
+            *super().hooks(),
+            Sharding(),
+            GradientCompression(),
+            Mfu(),
+            Costs(),
+            *([Profiler()] if self.profile else []),
+            *([Mirror()] if self.mirror_checkpoints else []),
+            *([Upload()] if self.push_to_hub else []),
+            Report(),
+            Trackers(),
+        ]

@@ -97,6 +97,11 @@ def small(kind, auto=None, **more):
     return auto.from_config(config_of(kind, **more)).train()
 
 
+def compiled(model):
+    """Whether some layers of a model are compiled."""
+    return any(module._compiled_call_impl is not None for module in model.modules())
+
+
 def batch(kind="bert", padded=True):
     """Three images, or three texts, some of which have padding."""
     if kind in PICTURES:

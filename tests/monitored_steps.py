@@ -18,9 +18,9 @@ WENT_WELL, SKIPPED = torch.tensor(0.0), torch.tensor(1.0)
 def monitor(accelerator, lengths=LENGTHS, waited=lambda: 0.0, state=None, model=None):
     """The monitor of a run that measures its MFU; the device makes 1e12 operations per second."""
     run = SimpleNamespace(accelerator=accelerator, config=ExtraOptions(peak_tflops=1.0), lengths=lengths)
-    run.model, mfu = model or torch.nn.Linear(1, 1), Mfu()
+    run.model, run.plan, mfu = model or torch.nn.Linear(1, 1), plan(), Mfu()
+    run.compute_loss = lambda _: run.model(torch.ones(2, next(run.model.parameters()).shape[-1]))
     mfu.prepared(run)
-    mfu.begun(run)
     run.loader, costs = Waiting(waited), Costs()
     costs.begun(run)
     run.monitor = Monitor(accelerator, lengths, state or {}, [mfu, costs])

@@ -27,11 +27,6 @@ def flash_attention(*of_documents: Any, dropout: float, scale: float | None, win
     return torch.ops.aten._flash_attention_forward(*of_documents, dropout, False, False, **options)[0]
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """`nn.Module._compiled_call_impl`: whether a module was compiled in place."""
-    return module._compiled_call_impl is not None
-
-
 def compile_whole_under_ddp() -> None:
     """`torch._dynamo.config.optimize_ddp`: do not split a compiled module at DDP's buckets of gradients.
 

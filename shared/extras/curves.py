@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.extras.time_report import NAMES, SHARES
+from shared.extras.costs import NAMES, SHARES
 
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 COLUMN = 3.6  # inches, the width of a panel

@@ -6,7 +6,7 @@ real tokens need, over those that the devices could have done in the same time. 
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.extras.costs import is_trained, positions_of
+from shared.extras.costs import positions_of
 from shared.models.linear_layers import linear
-from shared.models.trainable import compiled, is_short
+from shared.models.trainable import is_short
 from shared.monitoring.hooks import Hook
+from shared.run.warm_up import discarded
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed
@@ -30,34 +31,19 @@ class Mfu(Hook):
     """Measures how much of what the devices can do a run uses: `mfu` in metrics.jsonl."""
 
     def prepared(self, run: Any) -> None:
-        """Measure the device, unless --peak_tflops is given, and note on the launch card what a CPU gains from bf16."""
-        config, accelerator = run.config, run.accelerator
-        precision = config.activations or accelerator.mixed_precision
-        if config.peak_tflops:
-            self.peak = config.peak_tflops * 1e12
-            return
-        self.peak = measure_peak(accelerator.device, precision)
-        if accelerator.device.type != "cpu" or precision != "no":
-            return
-        if not any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items()):
-            return  # without instructions for it, bf16 is slower, and measuring it takes half a second
-        if (gain := measure_peak(accelerator.device, "bf16") / self.peak) >= GAIN:
-            run.card["note on precision"] = (
-                f"matrix products are {gain:.1f} times as fast here with --mixed_precision bf16, which rounds them "
-                "(docs/faster_runs.md says when that is safe)"
-            )
-
-    def begun(self, run: Any) -> None:
-        """Count the operations of the first forward pass."""
+        """Count the operations of a forward pass, which is discarded, and measure the device."""
         self.run, self.is_sequence = run, run.lengths is not None
         self.per_token_squared = attention_flops(run.accelerator.unwrap_model(run.model)) if self.is_sequence else 0
-        self.counter = FlopCounter(run.model, self.is_sequence)
+        # Before the warm-up pass: FSDP needs a backward pass after this forward pass.
+        with discarded(run.accelerator, run.model), run.accelerator.no_sync(run.model):
+            first = run.plan.micro_batches(0)[0]
+            self.per_position = count_flops(run.model, lambda: run.compute_loss(first), self.is_sequence)
+        self.peak = peak_of_device(run)
 
     def measured(self) -> dict[str, float]:
         """The operations that the real samples or tokens since the last reading needed."""
-        counter, monitor = self.counter, self.run.monitor
-        per_position = (PASSES * counter.stop() - counter.saved) / max(counter.positions, 1)
-        flops = per_position * (monitor.tokens if self.is_sequence else monitor.samples)
+        monitor = self.run.monitor
+        flops = self.per_position * (monitor.tokens if self.is_sequence else monitor.samples)
         return {"flops": flops + self.per_token_squared * monitor.tokens_squared, "peak_flops": self.peak}
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
@@ -65,60 +51,56 @@ class Mfu(Hook):
         return {"mfu": rows["flops"].sum() / rows["peak_flops"].sum() / rows["seconds"].mean()}
 
 
-class FlopCounter:
-    """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
+def peak_of_device(run: Any) -> float:
+    """--peak_tflops, or the measured peak; then the launch card also says what a CPU gains from bf16."""
+    config, accelerator = run.config, run.accelerator
+    if config.peak_tflops:
+        return config.peak_tflops * 1e12
+    precision = config.activations or accelerator.mixed_precision
+    peak = measure_peak(accelerator.device, precision)
+    if accelerator.device.type != "cpu" or precision != "no":
+        return peak
+    if not any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items()):
+        return peak  # without instructions for it, bf16 is slower, and measuring it takes half a second
+    if (gain := measure_peak(accelerator.device, "bf16") / peak) >= GAIN:
+        run.card["note on precision"] = (
+            f"matrix products are {gain:.1f} times as fast here with --mixed_precision bf16, which rounds them "
+            "(docs/faster_runs.md says when that is safe)"
+        )
+    return peak
 
-    Counting ends with that forward pass, because layers that are computed again in the backward pass call the same
-    hooks. A forward pass without gradients is not counted. Compiled layers do not run the hooks that count. So the
-    first batch of a compiled model goes through it once before training, not compiled and without gradients. This
-    changes neither the random state nor the averages of shared/models/batch_norm.py.
 
-    Attributes:
-        counted: operations of that forward pass.
-        saved: operations that the backward pass saves because weights are frozen: one product for the weight, and one
-            for its input if nothing below it is trained.
-        positions: of the batch of that forward pass, see `positions_of`.
+def count_flops(model: nn.Module, forward: Callable[[], object], is_sequence: bool = True) -> float:
+    """Operations of forward and backward pass per position of a batch: linear layers and convolutions, 2 per weight.
+
+    A frozen weight saves one product of the backward pass, and a second one if nothing below it is trained.
+
+    Args:
+        forward: a forward pass of `model` with gradients and without a backward pass, which may compute layers again.
+            It is not compiled: compiled layers do not run the hooks that count.
+        is_sequence: see `positions_of`.
     """
+    operations = positions = 0
 
-    def __init__(self, model: nn.Module, is_sequence: bool = True) -> None:
-        self.counted = self.saved = self.positions = 0
-        self.is_sequence = is_sequence
-        self._handles: list[Any] = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal positions
+        positions += positions_of(args, kwargs, is_sequence)
 
-    def stop(self) -> int:
-        """Stop counting, and return the count."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        return self.counted
+    def count(layer: Any, args: tuple[Any, ...], output: Tensor) -> None:
+        nonlocal operations
+        if layer.training:
+            product = 2 * output.numel() * math.prod(layer.weight.shape[1:])  # under FSDP, too, of the whole weight
+            operations += PASSES * product
+            if not layer.weight.requires_grad:
+                operations -= product * (1 if args[0].requires_grad else 2)
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_trained(model):
-            return
-        self.stop()  # this hook
-        self.positions = positions_of(args, kwargs, self.is_sequence)
-        layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
-        self._handles = [layer.register_forward_hook(self._count) for layer in layers]
-        if not compiled(model):
-            self._handles.append(model.register_forward_hook(self._end))
-            return
-        devices = {p.device for p in model.parameters() if p.is_cuda}
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
-            getattr(model, "module", model).forward(*args, **kwargs)
-        self.stop()
-
-    def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.stop()
-
-    def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if module.training:
-            assert isinstance(module.weight, Tensor)
-            # Under FSDP, too, this is the shape of the whole weight.
-            product = 2 * output.numel() * math.prod(module.weight.shape[1:])
-            self.counted += product
-            if not module.weight.requires_grad:
-                below = args[0].requires_grad or not torch.is_grad_enabled()  # a compiled model is counted without
-                self.saved += product * (1 if below else 2)
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    handles = [layer.register_forward_hook(count) for layer in layers]
+    handles.append(model.register_forward_pre_hook(begin, with_kwargs=True))
+    forward()
+    for handle in handles:
+        handle.remove()
+    return operations / max(positions, 1)
 
 
 def attention_flops(model: nn.Module) -> int:

@@ -92,18 +92,16 @@ def unreachable(address: str) -> str | None:
 
 
 class Upload(Hook):
-    """Uploads `model/`, if --push_to_hub is given."""
+    """Uploads `model/`, for --push_to_hub."""
 
     def opened(self, run: Any) -> None:
         """Refuse a run whose model could not be uploaded."""
         self.accelerator, self.config = run.accelerator, run.config
-        if self.config.push_to_hub:
-            on_main_process(self.accelerator, require_upload)
+        on_main_process(self.accelerator, require_upload)
 
     def exported(self, folder: Path) -> None:
-        if self.config.push_to_hub:
-            address = on_main_process(self.accelerator, lambda: push(folder, self.config.hub_model_id))
-            self.accelerator.print(f"uploaded to {address}")
+        address = on_main_process(self.accelerator, lambda: push(folder, self.config.hub_model_id))
+        self.accelerator.print(f"uploaded to {address}")
 
 
 def push(model_folder: Path, name: str | None) -> str:

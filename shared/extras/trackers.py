@@ -23,8 +23,6 @@ UPLOAD_TIMEOUT = 120  # seconds that a lost network may hold up the end of a run
 class Trackers(Hook):
     """Starts the trackers of a run, sends them its numbers, and closes them. Only the main process has any."""
 
-    accelerator: Any = None
-
     def opened(self, run: Any) -> None:
         on_main_process(run.accelerator, lambda: require_trackers(run.config.report_to))
 
@@ -67,12 +65,11 @@ class Trackers(Hook):
 
     def closed(self) -> None:
         self._guarded("could not be closed", lambda tracker: tracker.finish())
-        if self.accelerator:
-            self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
+        self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
 
     def _guarded(self, failure: str, act: Callable[[Any], None]) -> None:
         """Call `act` on each tracker; one that fails is named and not used again."""
-        for tracker in list(self.accelerator.trackers) if self.accelerator else []:
+        for tracker in list(self.accelerator.trackers):
             try:
                 act(tracker)
             except Exception as error:
@@ -81,7 +78,7 @@ class Trackers(Hook):
 
 
 def require_trackers(report_to: Sequence[str]) -> None:
-    """Refuse a tracker that is not installed, which Accelerate would silently leave out.
+    """Refuse a tracker that is not installed: the run would go on without it.
 
     Raises:
         UserError: names --report_to and the command that installs the package.

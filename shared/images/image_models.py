@@ -18,6 +18,7 @@ from shared.pretrained.from_pretrained import head_for, load_classifier, load_pr
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
+from shared.speed.self_check import outputs_of
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -222,19 +223,15 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
     return compile_layers(accelerator, config, model, fixed_shapes=True)
 
 
-@torch.no_grad()
 def require_logits(model: Any, size: int, name: str) -> None:
     """Check that a model takes images of `size` pixels and returns one logit per class.
 
     Raises:
         UserError: it does not; the message starts with `name`, the flag and its value.
     """
-    kind, was_training = type(model).__name__, model.training
-    try:
-        with about(f"{name}: a {kind} cannot take images of {size} x {size}"):
-            logits = model.eval()(pixel_values=torch.zeros(2, 3, size, size)).logits
-    finally:
-        model.train(was_training)
+    kind = type(model).__name__
+    with about(f"{name}: a {kind} cannot take images of {size} x {size}"):
+        logits, *_ = outputs_of(model, {"pixel_values": torch.zeros(2, 3, size, size)})
     if logits.shape != (2, len(model.config.id2label)):
         raise UserError(f"{name}: a {kind} returns {[*logits.shape[1:]]}, not one logit per class: use another model")
 

@@ -18,7 +18,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import read_state
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors
-from shared.compat import of_torch, of_torch_models
+from shared.compat import of_torch
 from shared.config.options import Options
 from shared.errors import UserError, listed, say
 from shared.monitoring.hooks import Hook
@@ -165,11 +165,6 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
         else:
             found += repeated_layers(child)
     return found
-
-
-def compiled(model: nn.Module) -> bool:
-    """Whether some layers of a model are compiled. Hooks inside compiled layers do not run."""
-    return any(of_torch_models.is_compiled(module) for module in model.modules())
 
 
 def is_short(model: nn.Module) -> bool:

@@ -5,11 +5,10 @@ from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
 from shared.config.options import Options, Rule
-from shared.extras.costs import Costs
+from shared.extras.costs import Costs, Profiler
 from shared.extras.flops import Mfu
 from shared.extras.gradient_compression import GradientCompression
 from shared.extras.hub import Upload
-from shared.extras.profiling import Profiler
 from shared.extras.trackers import Trackers
 from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
@@ -57,9 +56,9 @@ class ExtraOptions(Options):
             GradientCompression(),
             Mfu(),
             Costs(),
-            Profiler(),
-            Mirror(),
-            Upload(),
+            *([Profiler()] if self.profile else []),
+            *([Mirror()] if self.mirror_checkpoints else []),
+            *([Upload()] if self.push_to_hub else []),
             Report(),
             Trackers(),
         ]

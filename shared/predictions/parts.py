@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from shared.cache.prepared import key_digest
-from shared.checkpoints.digests import digest, lines_of
+from shared.checkpoints.folders import digest, lines_of
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
 from shared.datasets.label_columns import is_list

@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from shared.checkpoints import folders, resuming
 from shared.checkpoints.folders import ALGORITHM, Line
 from shared.checkpoints.saving import lower_priority
 from shared.config import options
-from shared.disk import remedy
+from shared.disk import remedy, replace_file
 from shared.errors import UserError, about, count_of
 from shared.monitoring.hooks import Hook
 from shared.processes import folder_lock
@@ -40,21 +40,19 @@ class Damaged(Exception):
 
 
 class Mirror(Hook):
-    """Copies checkpoints to --mirror_checkpoints and back, if it is given.
+    """Copies checkpoints to --mirror_checkpoints and back.
 
     The main process writes the mirror: with --save_on_each_node all machines have the same checkpoints. Each process
     that writes checkpoints loads them.
     """
 
-    url: str | None = None
     copies: "Copies | None" = None  # of the main process, once training begins
 
     def opened(self, run: Any) -> None:
         """Refuse a URL with a password."""
         self.run, self.url = run, run.config.mirror_checkpoints
+        self.store, self.where = RemoteFolder(self.url, FLAG), f"{FLAG} {self.url}"
         self.complete: set[int] = set()  # steps, in the mirror; known to the main process
-        if self.url:
-            self.store = RemoteFolder(self.url, FLAG)
 
     def folder_locked(self) -> None:
         """Refuse a mirror that cannot be used; copy its newest checkpoint if it is newer than those of the folder.
@@ -62,22 +60,18 @@ class Mirror(Hook):
         Raises:
             UserError: the mirror cannot be used, --resume_from_checkpoint rejects what it holds, or the disk is full.
         """
-        if not self.url:
-            return
         self.data = on_main_process(self.run.accelerator, self._check)
         if self.run.config.resume_from_checkpoint == "auto" or resuming.started_again():
             on_writers(self.run.accelerator, self.run.config, self._restore)
 
     def prepared(self, run: Any) -> None:
         """Refuse the mirror of a run with other data, and name the mirror on the launch card."""
-        if not self.url:
-            return
         if self.data not in (None, run.progress.data):
-            raise UserError(f"{FLAG} {self.url} holds a run with other data: name another URL for a new run")
+            raise UserError(f"{self.where} holds a run with other data: name another URL for a new run")
         run.card["mirror"] = f"{self.url}, with {count_of(len(self.complete), 'checkpoint')}"
 
     def begun(self, run: Any) -> None:
-        if self.url and run.accelerator.is_main_process:
+        if run.accelerator.is_main_process:
             self.copies = Copies(self.store, run.config, self.complete)
 
     def exported(self, folder: Path) -> None:
@@ -86,23 +80,20 @@ class Mirror(Hook):
         Raises:
             UserError: it could not be copied; the run does not count as finished, so that a new start tries again.
         """
-        if self.url:
-            problem = self.copies.wait(PATIENCE_AT_END) if self.copies else ""
-            message = (
-                f"{FLAG} {self.url}: {problem}: start again to retry, or leave the flag out; {folder} has the model"
-            )
-            agree(self.run.accelerator, UserError(message) if problem else None)
+        problem = self.copies.wait(PATIENCE_AT_END) if self.copies else ""
+        message = f"{self.where}: {problem}: start again to retry, or leave the flag out; {folder} has the model"
+        agree(self.run.accelerator, UserError(message) if problem else None)
 
     def closed(self) -> None:
         """Wait for the last checkpoint of a run that a signal ends, and end the copies."""
         if self.copies:
             if problem := self.copies.wait(PATIENCE_AT_SIGNAL):
-                folders.complain(f"warning: {FLAG} {self.url}: {problem}; it is in {self.run.config.output_dir}")
+                folders.complain(f"warning: {self.where}: {problem}; it is in {self.run.config.output_dir}")
             self.copies.closed.set()
 
     def _check(self) -> list[str] | None:
         """Refuse a mirror that cannot be used; the digests of the data of the run in it, if there are any."""
-        with about(f"{FLAG} {self.url} cannot be used (check the URL, the credentials and the network)"):
+        with about(f"{self.where} cannot be used (check the URL, the credentials and the network)"):
             self.store.write(PROBE, [b"written by a recipe at each start"])
             self.store.remove(PROBE)
         config, sizes = self.run.config, self._sizes()
@@ -110,7 +101,7 @@ class Mirror(Hook):
         newest = sorted(self.complete, reverse=True)
         if newest and config.resume_from_checkpoint == "never" and not resuming.started_again():
             raise UserError(
-                f"--resume_from_checkpoint never, but {FLAG} {self.url} holds checkpoints up to step {newest[0]}: name "
+                f"--resume_from_checkpoint never, but {self.where} holds checkpoints up to step {newest[0]}: name "
                 "another URL, or remove them"
             )
         for step in newest:
@@ -123,8 +114,8 @@ class Mirror(Hook):
             changed = options.differences(state["config"], config)
             if changed := {name: changed[name] for name in changed.keys() - elsewhere.keys()}:
                 raise UserError(
-                    f"{FLAG} {self.url} holds a run with other settings{shown(changed)}: use the old values to resume "
-                    "it, or another URL for a new run"
+                    f"{self.where} holds a run with other settings{shown(changed)}: use the old values to resume it, "
+                    "or another URL for a new run"
                 )
             return state["data"]
         return None
@@ -149,8 +140,7 @@ class Mirror(Hook):
         try:
             manifest, state = self._read(step, sizes)
             if METRICS in sizes and not (log := final.parent.parent / METRICS).exists():
-                folders.write_file(partial_log := folders.partial_of(log), [self.store.read(METRICS)])
-                partial_log.rename(log)
+                replace_file(log, self.store.read(METRICS).decode(errors="replace"))
             size = sum(line["bytes"] for line in manifest.values())
             folders.begin(partial, size)
             with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
@@ -161,7 +151,7 @@ class Mirror(Hook):
             folders.complain(f"checkpoint {self.url}/{final.name} is skipped: {error}")
             return None
         except OSError as error:
-            raise UserError(f"{FLAG} {self.url}: {final} cannot be written ({error}): {remedy(error)}") from None
+            raise UserError(f"{self.where}: {final} cannot be written ({error}): {remedy(error)}") from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         print(f"copied {self.url}/{final.name}, {size / 1e6:,.1f} MB, in {time.monotonic() - began:.1f} s")
@@ -191,7 +181,7 @@ class Mirror(Hook):
         return manifest, json.loads(state)
 
     def _sizes(self) -> dict[str, int]:
-        with about(f"{FLAG} {self.url} cannot be listed (check the URL, the credentials and the network)"):
+        with about(f"{self.where} cannot be listed (check the URL, the credentials and the network)"):
             return self.store.sizes()
 
 
@@ -268,15 +258,17 @@ class Copies:
         self.problem = ""
 
     def _copy(self, step: int, path: Path) -> None:
-        """Write the files of a checkpoint, then the log so far, then the manifest."""
+        """Write the files of an intact checkpoint, then the log so far, then the manifest."""
+        if problem := resuming.problem_with(path):
+            raise Damaged(problem)
         manifest = (path / MANIFEST).read_bytes()
-        lines = json.loads(manifest)
 
         def send(name: str) -> None:
-            self.store.write(f"{path.name}/{name}", pieces_of(path, name, lines[name]))
+            with (path / name).open("rb") as file:
+                self.store.write(f"{path.name}/{name}", iter(lambda: file.read(PIECE_WRITTEN), b""))
 
         with ThreadPoolExecutor(FILES_AT_ONCE, initializer=lower_priority) as pool:
-            [*pool.map(send, lines)]
+            [*pool.map(send, json.loads(manifest))]
         if (log := path.parent.parent / METRICS).exists():
             self.store.write(METRICS, [log.read_bytes()])
         self.store.write(f"{path.name}/{MANIFEST}", [manifest])
@@ -294,24 +286,3 @@ class Copies:
                 if f"{name}/{MANIFEST}" in sizes:
                     self.store.remove(f"{name}/{MANIFEST}")
                 self.store.remove(name)
-
-
-def pieces_of(path: Path, name: str, line: Line) -> Iterator[bytes]:
-    """The content of a checkpoint's file in pieces.
-
-    Raises:
-        Damaged: it differs from its line of the manifest, or is gone.
-    """
-    found = folders.new_digest()
-    try:
-        with (path / name).open("rb") as file:
-            while piece := file.read(PIECE_WRITTEN):
-                found.update(piece)
-                yield piece
-    except OSError as error:
-        raise Damaged(
-            f"{name} cannot be read ({error.strerror}); if newer checkpoints replaced it during its upload, raise "
-            "--save_total_limit or --checkpointing_steps"
-        ) from None
-    if found.hexdigest() != line[ALGORITHM]:
-        raise Damaged(f"{name} is damaged")

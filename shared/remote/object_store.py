@@ -70,7 +70,7 @@ class RemoteFolder:
         name: str,
         span: range | None = None,
         intact: Callable[[bytes], bool] = lambda _: True,
-        patience: float | None = None,
+        patience: float = PATIENCE,
     ) -> bytes:
         """The bytes `span` of a file, or all of it.
 
@@ -78,12 +78,11 @@ class RemoteFolder:
             name: the path of the file in the folder.
             span: positions of the bytes.
             intact: whether bytes are those that were prepared.
-            patience: seconds for which errors that pass are retried. None: PATIENCE.
+            patience: seconds for which errors that pass are retried.
 
         Raises:
             UserError: the file is missing, refused, shorter than `span`, or not intact; or the errors have not passed.
         """
-        patience = PATIENCE if patience is None else patience
         deadline, pause, damaged = time.monotonic() + patience, FIRST_PAUSE, 0
         source = f"{self.flag} {self.url.rstrip('/')}/{name}"
         while True:

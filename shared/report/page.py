@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
+from shared.extras.costs import NAMES, Lines, breakdown, facts, seconds_by_part
 from shared.extras.curves import FEW, LARGEST, Panel, draw_curves, draw_panel, find_panels, short
-from shared.extras.time_report import NAMES, Lines, breakdown, facts, seconds_by_part
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes

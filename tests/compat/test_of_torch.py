@@ -42,13 +42,6 @@ def test_the_store_of_the_process_group_is_found():
         dist.destroy_process_group()
 
 
-def test_a_module_compiled_in_place_is_recognized():
-    module = nn.Linear(2, 2)
-    assert not of_torch_models.is_compiled(module)
-    module.compile(backend="eager")
-    assert of_torch_models.is_compiled(module), f"{TORCH}: nn.Module.compile does not set _compiled_call_impl"
-
-
 def test_an_optimizer_that_reads_found_inf_is_recognized():
     parameters = [nn.Parameter(torch.zeros(2))]
     fused = torch.optim.AdamW(parameters, fused=True)

@@ -11,7 +11,7 @@ import runs
 import torch
 
 from shared.errors import UserError
-from shared.extras import gradient_compression, profiling
+from shared.extras import costs, gradient_compression
 from shared.options.extra_options import ExtraOptions
 from shared.processes.starting import check_environment
 
@@ -54,7 +54,7 @@ def test_a_profile_has_a_trace_and_a_table_per_process(launched):
     assert sorted(path.name for path in folder.iterdir()) == sorted(expected)
     table = (folder / "operators-1.txt").read_text().splitlines()
     _, header, rows = [i for i, line in enumerate(table) if line.startswith("----")]
-    assert rows - header - 1 == profiling.MOST_EXPENSIVE
+    assert rows - header - 1 == costs.MOST_EXPENSIVE
 
 
 def test_the_hook_sends_half_the_bytes_and_returns_the_mean_of_a_sum_that_would_overflow_in_place(monkeypatch):
@@ -88,9 +88,9 @@ def test_compression_is_refused_under_fsdp(monkeypatch):
 def test_a_run_that_is_shorter_than_its_profile_writes_a_shorter_profile_and_a_message(tmp_path, capsys):
     accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"), print=print)
     config, monitor = ExtraOptions(profile=5, output_dir=str(tmp_path)), SimpleNamespace(timed=lambda _: nullcontext())
-    profiler = profiling.Profiler()
+    profiler = costs.Profiler()
     profiler.begun(SimpleNamespace(accelerator=accelerator, config=config, monitor=monitor))
-    for _ in range(profiling.WARMUP + 2):
+    for _ in range(costs.WARMUP + 2):
         torch.ones(3) + 1
         profiler.step_ended()
     profiler.closed()

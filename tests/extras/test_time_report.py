@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shared.extras.time_report import breakdown, seconds_by_part
+from shared.extras.costs import breakdown, seconds_by_part
 
 LINE = {"step_seconds": 0.5, "data_wait": 0.1, "forward_backward": 0.6, "communication": 0.2, "optimizer": 0.04}
 

@@ -6,18 +6,21 @@ Tests of `make campaign` and on GPUs use the real compiler.
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import runs
 import torch
 from accelerate import Accelerator
-from families import MASKED_LM, small
+from families import MASKED_LM, compiled, small
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from shared.extras.flops import FlopCounter
-from shared.models.trainable import compiled, repeated_layers
+from shared.extras.flops import Mfu, count_flops
+from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
+from shared.plan.batches import Plan
 from shared.speed import compiling
 from shared.speed.compiling import compile_layers
 
@@ -76,15 +79,13 @@ def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_s
 
 def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_change(accelerator, quick, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # only the hooks matter here; compiled layers do not run them
-    expected = FlopCounter(plain := bert())
-    plain(ids(2, 5))
-    model = compile_layers(accelerator, CONFIG, bert())
-    model(ids(2, 5))  # compiled before the counter starts, as in a run
-    counter, random_state = FlopCounter(model), torch.get_rng_state()
-    model.eval()(ids(4, 5))
-    assert counter.counted == 0, "evaluations are not counted"
-    model.train()(ids(2, 5))
-    assert counter.stop() == expected.stop() > 0
+    plain, model, random_state = bert(), compile_layers(accelerator, CONFIG, bert()), torch.get_rng_state()
+    plan = Plan(lengths=np.full(4, 5), seed=0, global_batch_size=2, max_steps=1)
+    run = SimpleNamespace(accelerator=accelerator, config=ModelOptions(peak_tflops=1.0), lengths=plan.lengths)
+    run.model, run.plan, run.compute_loss, mfu = model, plan, lambda _: model(ids(2, 5)), Mfu()
+    mfu.prepared(run)
+    assert mfu.per_position == count_flops(plain, lambda: plain(ids(2, 5))) > 0
+    assert count_flops(plain.eval(), lambda: plain(ids(4, 5))) == 0, "evaluations are not counted"
     assert torch.equal(torch.get_rng_state(), random_state)
 
 

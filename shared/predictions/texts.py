@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 
 from shared.datasets.labels import load_labeled
-from shared.encoders.packed_texts import unpack_before_head
-from shared.encoders.packing import pack_or_pad
-from shared.encoders.padding import pad_rows
+from shared.encoders.packing import pack_or_pad, pad_rows, unpack_before_head
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
 from shared.losses.losses import Scale

@@ -11,8 +11,7 @@ from families import CLASSIFIER, MASKED_LM, NO_DROPOUT, accelerator
 
 from shared.encoders.adapters import adapted_layers, add_adapters
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packed_texts import unpack_before_head
-from shared.encoders.packing import pack_or_pad
+from shared.encoders.packing import pack_or_pad, unpack_before_head
 from shared.encoders.text_models import adapt_to_device
 from shared.models.trainable import compiled, is_short
 from shared.pretrained.from_pretrained import checkpoint_activations

@@ -13,8 +13,9 @@ from transformers import AttentionInterface, AutoModelForTokenClassification, Be
 
 from benchmarks.harness.host_waits import compiled_graphs
 from shared.encoders import masked_head
+from shared.encoders.attention import padded_attention, use_packed_attention
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import Packing, padded_attention, use_packed_attention
+from shared.encoders.packing import Packing
 from shared.encoders.text_models import adapt_to_device
 from shared.models.trainable import is_short
 from shared.speed import compiling

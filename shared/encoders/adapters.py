@@ -18,7 +18,6 @@ from torch import nn
 
 from shared.config.options import Options
 from shared.errors import UserError, listed, say
-from shared.models.trainable import backbone
 from shared.options.text_options import TextOptions
 from shared.plan.draws import hash64
 
@@ -46,6 +45,9 @@ def add_adapters(config: Options, model: nn.Module) -> None:
     head = head_of(model)
     layers = layers_to_adapt(model, head, config.lora_targets)
     settings = LoraConfig(
+        base_model_name_or_path=config.model_name_or_path,
+        revision=config.revision,
+        task_type=next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None),
         r=rank,
         lora_alpha=2 * rank if config.lora_alpha is None else config.lora_alpha,
         lora_dropout=config.lora_dropout or 0.0,
@@ -62,8 +64,10 @@ def add_adapters(config: Options, model: nn.Module) -> None:
         model.get_submodule(name).requires_grad_(True)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
+    # For the export. Before, PEFT would wrap the modules of the head.
+    settings.modules_to_save, settings.inference_mode = head or None, True
     made: Any = model
-    made.merge_adapters = lambda model: merge_adapters(model, config)  # the export calls it
+    made.merge_adapters = merge_adapters
     where = f"adapters of {len(layers)} layers" + (f" and the head ({listed(head)})" if head else "")
     say(f"--lora_rank {rank}: {trained:,} of {total:,} weights are trained: {where}")
 
@@ -74,18 +78,13 @@ def head_of(model: Any) -> list[str]:
     Empty for an encoder without a head, and for a model that predicts tokens: its head is pretrained, and is often tied
     to the embeddings.
     """
-    base = encoder_of(model)
+    base = model.base_model
     if base is model or model.get_output_embeddings() is not None:
         return []
     found = {name: module for name, module in model.named_children() if base not in module.modules()}
     if isinstance(pooler := getattr(base, "pooler", None), nn.Module):
         found |= {name: module for name, module in model.named_modules() if module is pooler}
     return [name for name, module in found.items() if next(module.parameters(), None) is not None]
-
-
-def encoder_of(model: Any) -> nn.Module:
-    """The model without its head; the model itself if it has none."""
-    return model if model.base_model is model else backbone(model)
 
 
 def layers_to_adapt(model: Any, head: Sequence[str], patterns: Sequence[str] | None) -> dict[str, nn.Module]:
@@ -99,8 +98,7 @@ def layers_to_adapt(model: Any, head: Sequence[str], patterns: Sequence[str] | N
     """
     from transformers.pytorch_utils import Conv1D
 
-    base = encoder_of(model)
-    inside = {*base.modules()}.difference(*(model.get_submodule(name).modules() for name in head))
+    inside = {*model.base_model.modules()}.difference(*(model.get_submodule(name).modules() for name in head))
     layers = {
         name: module
         for name, module in model.named_modules()
@@ -130,19 +128,16 @@ def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
 
 
-def merge_adapters(model: Any, config: Options) -> Callable[[Path], None] | None:
+def merge_adapters(model: Any) -> Callable[[Path], None]:
     """Add each adapter to the weights of its layer and remove it, so that the model is one of transformers again.
 
     Every process calls this, because FSDP shards the weights.
 
     Returns:
-        Writes the two files of PEFT, with the adapters as they were, into a folder; None if the model has none.
+        Writes the two files of PEFT, with the adapters as they were, into a folder.
     """
     from torch.distributed.tensor import DTensor
 
-    if not (layers := adapted_layers(model)):
-        return None
-    assert isinstance(config, TextOptions), "see `add_adapters`"
     head = head_of(model)
     weights = {
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": (
@@ -151,16 +146,10 @@ def merge_adapters(model: Any, config: Options) -> Callable[[Path], None] | None
         for name, tensor in model.state_dict().items()
         if ".lora_" in name or name.startswith(tuple(f"{module}." for module in head))
     }
-    settings = model.peft_config[ADAPTER].to_dict() | {
-        "base_model_name_or_path": config.model_name_or_path,
-        "revision": config.revision,
-        "task_type": next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None),
-        "modules_to_save": head or None,
-        "inference_mode": True,
-    }
+    settings = model.peft_config[ADAPTER].to_dict()
     # PEFT's own method writes sets in an order that differs from run to run.
     settings = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
-    for name, layer in layers:
+    for name, layer in adapted_layers(model):
         layer.merge()
         model.set_submodule(name, layer.get_base_layer())
     del model.peft_config, model.merge_adapters

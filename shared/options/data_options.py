@@ -130,10 +130,6 @@ class ModelOptions(DataOptions):
             "--activation_dtype {found} computes without autocast, but mixed_precision is {it.precision}: add "
             "--mixed_precision no, or leave it out",
         ),
-        Rule(
-            lambda it: it.sharded and it.config.ema_decay,
-            "--ema_decay {found} does not work under FSDP: leave it out, or use multi_gpu.yaml",
-        ),
     )
 
     @property

@@ -40,14 +40,7 @@ class ExtraOptions(Options):
     """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
 
     NEEDS: ClassVar = (*Options.NEEDS, ("hub_model_id", "push_to_hub"))
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *RULES_OF_FSDP,  # instead of the rule of `Options`, which refuses FSDP
-        Rule(
-            lambda it: it.sharded and it.config.gradient_compression != "none" and it.config.gradient_compression,
-            "--gradient_compression {found} has no effect under FSDP, which sends gradients in float32: leave it out, "
-            "or use DDP",
-        ),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = RULES_OF_FSDP  # instead of the rule of `Options`, which refuses FSDP
 
     def hooks(self) -> list[Hook]:
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.

@@ -32,16 +32,14 @@ def compile_layers(accelerator: Any, config: ModelOptions, model: nn.Module, fix
     gradients of the first micro-batch (pytorch#169545).
 
     Raises:
-        UserError: there is no compiler, the model has no repeated layers, or FSDP is used.
+        UserError: there is no compiler, or the model has no repeated layers.
     """
     if not config.torch_compile:
         return model
     layers = repeated_layers(model)
     variable, usual = ("CXX", "g++") if accelerator.device.type == "cpu" else ("CC", "gcc")
     compiler, problem = os.environ.get(variable, usual), None
-    if accelerator.is_fsdp2:
-        problem = "is not tested with FSDP: leave it out, or use multi_gpu.yaml"
-    elif not layers:
+    if not layers:
         problem = f"finds no repeated layers in a {type(model).__name__}: leave it out"
     elif shutil.which(compiler.split()[0]) is None:
         problem = f"needs a compiler, and there is no {compiler}: install it, or name another one in {variable}"

@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 import runs
 import torch
-from accelerate import Accelerator
 from families import MASKED_LM, small
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
@@ -88,13 +87,11 @@ def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_chan
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(accelerator, monkeypatch):
+def test_no_compiler_and_a_model_without_layers_are_refused_in_one_line(accelerator, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     refused = partial(runs.refusal, compile_layers, accelerator, CONFIG)
     assert "--torch_compile needs a compiler, and there is no no-such-compiler" in refused(bert())
     assert refused(nn.Linear(1, 1)).startswith("--torch_compile finds no repeated layers in a Linear")
-    monkeypatch.setattr(Accelerator, "is_fsdp2", True)
-    assert refused(bert()).startswith("--torch_compile is not tested with FSDP")
 
 
 @pytest.mark.docs  # whole runs take long

@@ -40,7 +40,7 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
         use_cpu_dropout(model)
     use_activation_dtype(config, model)
     use_fast_products(model)
-    return compile_layers(accelerator, config, model)
+    return compile_layers(config, model)
 
 
 def attend_to_all(accelerator: Any, model: Any) -> None:

@@ -1,9 +1,5 @@
 """`--torch_compile`: compile the repeated layers of a model in place; layers of one kind share their code."""
 
-import os
-import shutil
-from typing import Any
-
 import torch.compiler.config
 from torch import nn
 
@@ -11,14 +7,13 @@ from shared.compat import of_torch_models
 from shared.errors import UserError
 from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
-from shared.processes.collectives import agree
 
 BACKEND = "inductor"
 MOST_VARIANTS = 64  # of a layer's code: kinds of layers x training or not x one row or more; torch's default is 8
 
 
-def compile_layers(accelerator: Any, config: ModelOptions, model: nn.Module, fixed_shapes: bool = False) -> nn.Module:
-    """Compile the repeated layers of `model` if --torch_compile is set. Call it before `prepare` on all processes.
+def compile_layers(config: ModelOptions, model: nn.Module, fixed_shapes: bool = False) -> nn.Module:
+    """Compile the repeated layers of `model` if --torch_compile is set. Call it before `prepare`.
 
     Each layer is compiled by itself, which takes the time of one layer instead of the whole model. It is compiled in
     place, so the names of weights, checkpoints and the exported model stay the same. The results are the same up to
@@ -32,18 +27,12 @@ def compile_layers(accelerator: Any, config: ModelOptions, model: nn.Module, fix
     gradients of the first micro-batch (pytorch#169545).
 
     Raises:
-        UserError: there is no compiler, or the model has no repeated layers.
+        UserError: the model has no repeated layers.
     """
     if not config.torch_compile:
         return model
-    layers = repeated_layers(model)
-    variable, usual = ("CXX", "g++") if accelerator.device.type == "cpu" else ("CC", "gcc")
-    compiler, problem = os.environ.get(variable, usual), None
-    if not layers:
-        problem = f"finds no repeated layers in a {type(model).__name__}: leave it out"
-    elif shutil.which(compiler.split()[0]) is None:
-        problem = f"needs a compiler, and there is no {compiler}: install it, or name another one in {variable}"
-    agree(accelerator, UserError(f"--torch_compile {problem}") if problem else None)
+    if not (layers := repeated_layers(model)):
+        raise UserError(f"--torch_compile finds no repeated layers in a {type(model).__name__}: leave it out")
     torch.compiler.config.recompile_limit = MOST_VARIANTS
     of_torch_models.compile_whole_under_ddp()
     for layer in layers:

@@ -5,7 +5,6 @@ Tests of `make campaign` and on GPUs use the real compiler.
 """
 
 import copy
-from functools import partial
 
 import pytest
 import runs
@@ -38,15 +37,15 @@ def ids(rows, length):
     return torch.arange(rows * length).view(rows, length) % 50
 
 
-def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick, monkeypatch):
+def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(quick, monkeypatch):
     from torch._dynamo.utils import counters
 
     counters.clear()
     monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
-    plain, model = bert(), compile_layers(accelerator, CONFIG, bert())
+    plain, model = bert(), compile_layers(CONFIG, bert())
     assert not torch._dynamo.config.optimize_ddp, "DDP does not split compiled layers"
     assert compiled(model)
-    assert not compiled(compile_layers(accelerator, ModelOptions(), plain)), "without the flag"
+    assert not compiled(compile_layers(ModelOptions(), plain)), "without the flag"
     assert set(model.state_dict()) == set(plain.state_dict()), "the names of the weights are unchanged"
     for rows, length in ((4, 7), (3, 9), (5, 6), (2, 12)):
         losses = [m(ids(rows, length)).logits.square().mean() for m in (plain, model)]
@@ -59,13 +58,13 @@ def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(
             assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
 
 
-def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(accelerator, quick):
+def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(quick):
     from torch._dynamo.utils import counters
 
     counters.clear()
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1]))
     plain = copy.deepcopy(resnet)
-    model = compile_layers(accelerator, CONFIG, resnet, fixed_shapes=True)
+    model = compile_layers(CONFIG, resnet, fixed_shapes=True)
     stages = len(repeated_layers(model))
     for compiled_before, rows in enumerate((4, 3, 4, 3)):
         images = torch.randn(rows, 3, 16, 16)
@@ -73,11 +72,11 @@ def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_s
         assert counters["stats"]["unique_graphs"] == stages * min(compiled_before + 1, 2)
 
 
-def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_change(accelerator, quick, monkeypatch):
+def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_change(quick, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # only the hooks matter here; compiled layers do not run them
     expected = FlopCounter(plain := bert())
     plain(ids(2, 5))
-    model = compile_layers(accelerator, CONFIG, bert())
+    model = compile_layers(CONFIG, bert())
     model(ids(2, 5))  # compiled before the counter starts, as in a run
     counter, random_state = FlopCounter(model), torch.get_rng_state()
     model.eval()(ids(4, 5))
@@ -87,11 +86,9 @@ def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_chan
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_no_compiler_and_a_model_without_layers_are_refused_in_one_line(accelerator, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    refused = partial(runs.refusal, compile_layers, accelerator, CONFIG)
-    assert "--torch_compile needs a compiler, and there is no no-such-compiler" in refused(bert())
-    assert refused(nn.Linear(1, 1)).startswith("--torch_compile finds no repeated layers in a Linear")
+def test_a_model_without_layers_is_refused_in_one_line():
+    message = runs.refusal(compile_layers, CONFIG, nn.Linear(1, 1))
+    assert message.startswith("--torch_compile finds no repeated layers in a Linear")
 
 
 @pytest.mark.docs  # whole runs take long

@@ -26,7 +26,7 @@ from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing
 from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
-from shared.speed.activations import use_activation_dtype
+from shared.speed.layers import use_activation_dtype
 from shared.text.tokenized import Rows
 
 MASKED = 0.15

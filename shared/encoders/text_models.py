@@ -13,9 +13,8 @@ from shared.models.transformers_models import check_loads
 from shared.options.data_options import ModelOptions
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.processes.starting import without_tf32
-from shared.speed.activations import use_activation_dtype
-from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
+from shared.speed.layers import compile_layers, use_activation_dtype
 from shared.speed.self_check import keep_if_equal, text_batch
 
 ON_GPU, ON_CPU = "sdpa_on_device", "sdpa_or_products"

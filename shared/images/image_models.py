@@ -15,9 +15,8 @@ from shared.models.linear_layers import use_fast_products
 from shared.models.trainable import backbone
 from shared.models.transformers_models import check_loads
 from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
-from shared.speed.activations import use_activation_dtype
-from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
+from shared.speed.layers import compile_layers, use_activation_dtype
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

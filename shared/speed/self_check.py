@@ -14,7 +14,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from shared.errors import say
-from shared.speed.activations import in_float32
+from shared.speed.layers import in_float32
 
 TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it
 GRADIENT_TOLERANCE = 1e-2  # rounding adds up through the layers; a missing part of a gradient is far larger

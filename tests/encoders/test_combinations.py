@@ -15,7 +15,7 @@ from shared.encoders.packing import pack_or_pad, unpack_before_head
 from shared.encoders.text_models import adapt_to_device
 from shared.models.trainable import compiled, is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
-from shared.speed import compiling
+from shared.speed import layers
 from shared.text.tokenized import Padding, Rows
 
 LENGTHS = np.array([40, 23, 23, 9, 2, 1])
@@ -60,7 +60,7 @@ def masked_lm(model, settings):
     ],
 )
 def test_logits_and_gradients_are_those_of_plain_rows(family, packing, auto, batches_of, how, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
+    monkeypatch.setattr(layers, "BACKEND", "eager")  # traces as any other does
     settings = runs.load_recipe("nlp").Config(output_dir="unused", packing=packing, max_length=48, **FLAGS[how])
     whole, model = (families.tiny(auto, family, 60, **NO_DROPOUT).train() for _ in range(2))
     if auto is MASKED_LM:

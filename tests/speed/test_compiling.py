@@ -16,8 +16,8 @@ from transformers import ResNetConfig, ResNetForImageClassification
 from shared.extras.flops import FlopCounter
 from shared.models.trainable import compiled, repeated_layers
 from shared.options.data_options import ModelOptions
-from shared.speed import compiling
-from shared.speed.compiling import compile_layers
+from shared.speed import layers
+from shared.speed.layers import compile_layers
 
 CONFIG = ModelOptions(torch_compile=True)
 
@@ -25,7 +25,7 @@ CONFIG = ModelOptions(torch_compile=True)
 @pytest.fixture
 def quick(monkeypatch):
     """Use a backend without code generation, and forget what was compiled before."""
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
     torch._dynamo.reset()
 
 
@@ -73,7 +73,7 @@ def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_s
 
 
 def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_change(quick, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # only the hooks matter here; compiled layers do not run them
+    monkeypatch.setattr(layers, "BACKEND", "eager")  # only the hooks matter here; compiled layers do not run them
     expected = FlopCounter(plain := bert())
     plain(ids(2, 5))
     model = compile_layers(CONFIG, bert())
@@ -93,7 +93,7 @@ def test_a_model_without_layers_is_refused_in_one_line():
 
 @pytest.mark.docs  # whole runs take long
 def test_a_compiled_run_equals_the_eager_one_up_to_rounding_and_resumes_bit_identically(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
     base, middle = [*runs.TINY_IMAGES, "--checkpointing_steps", 4], tmp_path / "compiled/checkpoints/step_00000004"
     jobs = {"eager": base, "compiled": [*base, "--torch_compile"]}
     jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", middle]

@@ -1,4 +1,4 @@
-"""FSDP2 in a run: the rules of its launch, its hook, and how it shards and saves a model.
+"""How the processes of a run hold and save a model: whole (DDP), or in shards (FSDP2), with the rules of such a launch.
 
 Which parts of a model are gathered together is decided here, and carried out by torch's `fully_shard`. Accelerate
 decides by the modules that transformers declares indivisible. For most encoders these include the embeddings, and
@@ -12,19 +12,21 @@ import errno
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from shared.checkpoints import digests, folders
-from shared.checkpoints.resuming import NEW_RUN
+from shared.checkpoints import digests, folders, resuming
+from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
 from shared.compat import of_accelerate_fsdp
 from shared.config.options import Options, Rule
 from shared.errors import UserError
-from shared.models.trainable import SaverWithoutFrozen, load_without_frozen, repeated_layers
+from shared.models.trainable import repeated_layers
 from shared.monitoring.hooks import Hook
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
@@ -90,17 +92,63 @@ class Sharding(Hook):
             of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
 
 
+class SaverWithoutFrozen(Saver):
+    """Leaves out the frozen parameters of a pretrained model, which each start loads; state.json has their digest."""
+
+    def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
+        super().__init__(accelerator, config, plan)
+        frozen = {} if config.pretrained is None else frozen_parameters(self.model)
+        self.left_out, self.digest = {*frozen}, digest_of(frozen.values()) if frozen else None
+
+    def tensors_of(self, module: nn.Module) -> Tensors:
+        left_out = self.left_out if module is self.model else ()
+        return {name: tensor for name, tensor in super().tensors_of(module).items() if name not in left_out}
+
+    def state(self, progress: Progress) -> dict[str, Any]:
+        return super().state(progress) | {"frozen": self.digest}
+
+
 class Whole(Ddp):
     """DDP, which also reads sharded checkpoints, and saves no frozen parameters of a pretrained model."""
 
     saver = SaverWithoutFrozen
 
     def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
-        """Load the tensors of a checkpoint of either kind."""
+        """Load the tensors of a checkpoint of either kind; one that is not sharded may lack frozen parameters.
+
+        Raises:
+            RuntimeError: a file lacks other parameters, has others, or has other shapes.
+            UserError: the frozen parameters differ from those of the run that saved the checkpoint.
+        """
         if is_sharded(path):
             load_shard(path, model, optimizer)
-        else:
-            load_without_frozen(path, model, optimizer, registered)
+            return
+        frozen = frozen_parameters(model)
+        stored = resuming.read_state(path).get("frozen") if frozen else None
+        resuming.load_tensors(path, model, optimizer, registered, may_lack=frozen if stored else ())
+        if stored and stored != digest_of(frozen.values()):
+            raise UserError(
+                f"{path} belongs to a run with other frozen weights: --model_name_or_path must name the model with "
+                "which the run began, unchanged"
+            )
+
+
+def frozen_parameters(model: nn.Module) -> Tensors:
+    """The parameters that are not trained, under all of their names."""
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    }
+
+
+def digest_of(tensors: Iterable[Tensor]) -> dict[str, str]:
+    """A digest of shapes, dtypes and values, by its algorithm."""
+    found = digests.new()
+    for tensor in tensors:
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
+        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return {digests.ALGORITHM: found.hexdigest()}
 
 
 class ShardedSaver(Saver):
@@ -172,7 +220,7 @@ class Fsdp(Ddp):
         if not is_sharded(path):
             raise UserError(
                 f"{path} was saved without FSDP and cannot be resumed with it: start without "
-                f"accelerate_configs/fsdp.yaml, or {NEW_RUN}"
+                f"accelerate_configs/fsdp.yaml, or {resuming.NEW_RUN}"
             )
         load_shard(path, model, optimizer)
 

@@ -1,26 +1,15 @@
-"""Which parameters of a model train, and the average that is evaluated and exported: --freeze and --ema_decay.
+"""Which parameters of a model train, and the average that is evaluated and exported: --freeze and --ema_decay."""
 
-Checkpoints leave out the frozen parameters of a pretrained model: each start loads them from --model_name_or_path.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from shared.checkpoints import digests, resuming
-from shared.checkpoints.progress import Progress
-from shared.checkpoints.saving import Saver
-from shared.checkpoints.states import Tensors
 from shared.compat import of_torch, of_torch_models
-from shared.config.options import Options
 from shared.errors import UserError, listed, say
 from shared.monitoring.hooks import Hook
-from shared.plan.batches import Plan
 
 
 class Frozen(Hook):
@@ -56,57 +45,6 @@ def freeze(model: nn.Module, patterns: Sequence[str] | None) -> None:
             raise UserError(f"--freeze {' '.join(patterns)} freezes all parameters: leave some to train")
         total = sum(p.numel() for p in parameters.values())
         say(f"--freeze {' '.join(patterns)}: {sum(sizes):,} of {total:,} weights are frozen")
-
-
-class SaverWithoutFrozen(Saver):
-    """Leaves out the frozen parameters of a pretrained model; state.json has their digest."""
-
-    def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
-        super().__init__(accelerator, config, plan)
-        frozen = {} if config.pretrained is None else frozen_parameters(self.model)
-        self.left_out, self.digest = {*frozen}, digest_of(frozen.values()) if frozen else None
-
-    def tensors_of(self, module: nn.Module) -> Tensors:
-        left_out = self.left_out if module is self.model else ()
-        return {name: tensor for name, tensor in super().tensors_of(module).items() if name not in left_out}
-
-    def state(self, progress: Progress) -> dict[str, Any]:
-        return super().state(progress) | {"frozen": self.digest}
-
-
-def load_without_frozen(path: Path, model: nn.Module, optimizer: Any, registered: list[nn.Module]) -> None:
-    """Load the files of a checkpoint; that of the model may lack its frozen parameters.
-
-    Raises:
-        RuntimeError: a file lacks other parameters, has others, or has other shapes.
-        UserError: the frozen parameters differ from those of the run that saved the checkpoint.
-    """
-    frozen = frozen_parameters(model)
-    stored = resuming.read_state(path).get("frozen") if frozen else None
-    resuming.load_tensors(path, model, optimizer, registered, may_lack=frozen if stored else ())
-    if stored and stored != digest_of(frozen.values()):
-        raise UserError(
-            f"{path} belongs to a run with other frozen weights: --model_name_or_path must name the model with which "
-            "the run began, unchanged"
-        )
-
-
-def frozen_parameters(model: nn.Module) -> Tensors:
-    """The parameters that are not trained, under all of their names."""
-    return {
-        name: parameter.detach()
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if not parameter.requires_grad
-    }
-
-
-def digest_of(tensors: Iterable[Tensor]) -> dict[str, str]:
-    """A digest of shapes, dtypes and values, by its algorithm."""
-    found = digests.new()
-    for tensor in tensors:
-        found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
-        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return {digests.ALGORITHM: found.hexdigest()}
 
 
 class WeightAverage(Hook):

@@ -9,7 +9,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.compat import of_accelerate
 from shared.errors import UserError
-from shared.models.trainable import SaverWithoutFrozen, digest_of, frozen_parameters, load_without_frozen
+from shared.fsdp.strategy import SaverWithoutFrozen, Whole, digest_of, frozen_parameters
 from shared.optimization.optimizers import make_optimizer
 from shared.options.text_options import TextOptions
 from shared.plan.batches import Plan
@@ -38,7 +38,7 @@ def checkpoint(request, accelerator, tmp_path):
 
 
 def load(checkpoint, model):
-    load_without_frozen(checkpoint, model, make_optimizer(model, TextOptions()), [])
+    Whole().load(checkpoint, model, make_optimizer(model, TextOptions()), [])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_registered_module_is_loaded_with_its_frozen_parameters(checkpoint, ac
     weight = of_accelerate.prepared(accelerator)[2][0].weight
     expected = weight.clone()
     weight.zero_()
-    resuming.load(accelerator, checkpoint, load_without_frozen)
+    resuming.load(accelerator, checkpoint, Whole().load)
     assert torch.equal(weight, expected)
 
 

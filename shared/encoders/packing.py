@@ -45,13 +45,19 @@ class Packing:
         return lengths
 
     def __call__(self, rows: Rows | list[Item]) -> dict[str, Any]:
-        """`arguments`, token_type_ids [1, T] if there are any, and labels [texts, …].
+        """input_ids and position_ids [1, T], token_type_ids if there are any, `Documents`, and labels [texts, …].
 
         If single tokens have targets: labels [n], and these tokens in `documents`. Otherwise the model has a head that
         gets rows: attention_mask [texts, longest].
         """
         lengths, ids, types, targets, masked = rows if isinstance(rows, tuple) else joined(rows)
-        batch = self.arguments(ids, lengths)
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(len(ids)) - np.repeat(ends[:-1], lengths) + self.first_position
+        documents = Documents(torch.from_numpy(ends.astype(np.int32)), int(lengths.max()))
+        batch: dict[str, Any] = {
+            "input_ids": torch.from_numpy(ids.astype(np.int64, copy=False))[None],
+            "position_ids": torch.from_numpy(positions)[None],
+        }
         if types is not None:
             batch["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
         if targets is not None:
@@ -59,23 +65,10 @@ class Packing:
         if masked is None:  # a head needs it that computes the mean of all tokens of a text
             batch["attention_mask"] = torch.from_numpy((np.arange(lengths.max()) < lengths[:, None]).astype(np.int64))
         else:
-            ends = np.searchsorted(masked, batch["documents"].ends.numpy()).astype(np.int32)
-            of_masked = Documents(torch.from_numpy(ends), int(np.diff(ends).max()), torch.from_numpy(masked))
-            batch["documents"] = batch["documents"]._replace(masked=of_masked)
-        return batch
-
-    def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
-        """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
-
-        input_ids and position_ids [1, T], and the `Documents`.
-        """
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
-        return {
-            "input_ids": torch.from_numpy(tokens.astype(np.int64, copy=False))[None],
-            "position_ids": torch.from_numpy(positions)[None],
-            "documents": Documents(torch.from_numpy(ends.astype(np.int32)), int(lengths.max())),
-        }
+            bounds = np.searchsorted(masked, ends).astype(np.int32)
+            of_masked = Documents(torch.from_numpy(bounds), int(np.diff(bounds).max()), torch.from_numpy(masked))
+            documents = documents._replace(masked=of_masked)
+        return batch | {"documents": documents}
 
 
 def packing_is_exact(model: Any, in_rows: bool = False) -> bool:
@@ -89,8 +82,9 @@ def packing_is_exact(model: Any, in_rows: bool = False) -> bool:
         return False
     batch = text_batch(model.config)
     real = batch["attention_mask"].bool()
-    packed = Packing.for_model(model.config).arguments(batch["input_ids"][real].numpy(), real.sum(1).numpy())
-    packed |= {"attention_mask": batch["attention_mask"]} if in_rows else {}
+    packed = Packing.for_model(model.config)(Rows(real.sum(1).numpy(), batch["input_ids"][real].numpy()))
+    if not in_rows:
+        del packed["attention_mask"]
     expected = outputs_of(model, batch)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:

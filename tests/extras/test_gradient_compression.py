@@ -12,7 +12,7 @@ import torch
 
 from shared.errors import UserError
 from shared.extras import gradient_compression, profiling
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.processes.starting import check_environment
 
 STEPS = 3

@@ -13,7 +13,7 @@ import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.processes import agreement, ending, starting
 from shared.run import command
 

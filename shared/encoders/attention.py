@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.compat import of_torch_models
+from shared.compat import of_torch_models, of_transformers
 from shared.speed.first_token import Documents
+from shared.speed.self_check import keep_if_equal, text_batch
 
+ON_GPU, ON_CPU = "sdpa_on_device", "sdpa_or_products"  # our attention to rows
 LONGEST = 512  # tokens of a row; with more, the products save too much memory for the backward pass
 STEPS = 2**16  # of dropout: a probability is rounded to a multiple of 1 / STEPS
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention
@@ -55,6 +57,85 @@ def products_are_faster(query: Tensor, dropout: float) -> bool:
         return False
     autocast = torch.is_autocast_enabled("cpu")
     return dropout > 0 or (torch.get_autocast_dtype("cpu") if autocast else query.dtype) == torch.bfloat16
+
+
+def use_attention(model: Any, name: str) -> None:
+    """Make a model use our attention and mask functions, unless that changes its logits: see `keep_if_equal`.
+
+    Only models that call torch's scaled-dot-product attention through transformers can use them.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    config = getattr(model, "config", None)  # a model without config is allowed
+    if of_transformers.attention_name(config) != "sdpa" or not of_transformers.takes_registered_attention(model):
+        return
+    on_cpu = name == ON_CPU
+    AttentionInterface.register(name, products_or_sdpa if on_cpu else of_transformers.attention_function("sdpa"))
+    AttentionMaskInterface.register(name, small_mask if on_cpu else always_masked)
+    keep_if_equal(
+        model,
+        f"the attention {name}",
+        lambda: model.set_attn_implementation(name),
+        lambda: model.set_attn_implementation("sdpa"),
+        text_batch,
+    )
+
+
+def products_or_sdpa(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
+    same = key.shape == query.shape or query.shape[2] == 1  # one query: see shared/speed/first_token.py
+    numbers = attention_mask is not None and attention_mask.is_floating_point()  # added to the scores
+    if getattr(module, "is_causal", True) or not same or numbers:  # a decoder: causal or cross attention
+        return of_transformers.attention_function("sdpa")(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attend(query, key, value, attention_mask, dropout, scale)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def always_masked(**arguments: Any) -> Tensor | None:
+    """transformers' mask interface: the mask of scaled-dot-product attention; None only without an attention mask.
+
+    By itself, transformers drops the mask of a batch without padding. To check this, the host waits for the device.
+    transformers allows `allow_is_bidirectional_skip` where only padding and a window limit attention. In rows shorter
+    than the window, the mask is then the attention mask, which takes 2 operators instead of 26 to 34.
+    """
+    if (mask := mask_of_keys(arguments)) is not None:
+        return mask.expand(-1, -1, arguments["q_length"], -1)
+    if arguments.get("attention_mask") is not None:
+        arguments |= {"allow_is_bidirectional_skip": False, "allow_is_causal_skip": False}
+    return of_transformers.sdpa_mask()(**arguments)
+
+
+def small_mask(**arguments: Any) -> Tensor | None:
+    """transformers' mask interface for a CPU: [batch, 1, 1, keys] where only padding limits attention.
+
+    transformers makes [batch, 1, queries, keys] instead, and torch converts all of it to numbers in each layer: 6 % of
+    the time of a small encoder. None: nothing is masked.
+    """
+    if (mask := mask_of_keys(arguments)) is None:
+        return of_transformers.sdpa_mask()(**arguments)
+    return None if mask.all() else mask
+
+
+def mask_of_keys(arguments: dict[str, Any]) -> Tensor | None:
+    """The attention mask as [batch, 1, 1, keys], from arguments of the mask interface, if only it limits attention."""
+    mask, keys = arguments.get("attention_mask"), arguments.get("kv_length")
+    window, offset = arguments.get("local_size"), arguments.get("kv_offset", 0)
+    only_padding = arguments.get("allow_is_bidirectional_skip") and (window is None or keys < window)
+    if mask is None or not only_padding or offset or mask.shape[1:] != (keys,):
+        return None
+    return mask.view(len(mask), 1, 1, keys)
 
 
 class CpuDropout(nn.Dropout):

@@ -7,8 +7,7 @@ import runs
 import torch
 from families import CLASSIFIER, FAMILIES, MASKED_LM, accelerator, tiny
 
-from shared.encoders.adapters import adapted_layers, add_adapters, head_of, merge_adapters
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.text_models import adapt_to_device, adapted_layers, add_adapters, head_of, merge_adapters
 from shared.errors import UserError
 from shared.options.text_options import TextOptions
 

@@ -9,10 +9,9 @@ import runs
 import torch
 from families import CLASSIFIER, MASKED_LM, NO_DROPOUT, accelerator
 
-from shared.encoders.adapters import adapted_layers, add_adapters
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import pack_or_pad, unpack_before_head
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.text_models import adapt_to_device, adapted_layers, add_adapters
 from shared.models.trainable import compiled, is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import layers

@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from shared.cache.prepared import each_share
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.packed_texts import unpack_before_head
-from shared.encoders.packing import pack_or_pad
+from shared.encoders.packing import pack_or_pad, unpack_before_head
 from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.losses.losses import Scale, shape_of_run
 from shared.metrics.task_metrics import resolve_metrics

@@ -8,7 +8,7 @@ import torch
 from shared.extras.costs import Costs
 from shared.extras.flops import Mfu
 from shared.monitoring.monitor import Monitor
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.plan.batches import Plan
 
 LENGTHS = np.random.default_rng(0).integers(1, 50, 40)

@@ -21,11 +21,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.harness.gpu_benchmarks import TINY
+from shared.encoders.attention import use_packed_attention
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import Packing, use_packed_attention
+from shared.encoders.packing import Packing
 from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
-from shared.speed.activations import use_activation_dtype
+from shared.speed.layers import use_activation_dtype
 from shared.text.tokenized import Rows
 
 MASKED = 0.15

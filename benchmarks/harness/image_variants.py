@@ -46,7 +46,7 @@ def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
 def with_whole_model_compiled(replace: Any, recipe: Any) -> None:
     """Compile the model as a whole, where the recipe compiles its repeated layers."""
 
-    def compile_whole(_: Any, config: Any, model: torch.nn.Module, fixed_shapes: bool = False) -> torch.nn.Module:
+    def compile_whole(config: Any, model: torch.nn.Module, fixed_shapes: bool = False) -> torch.nn.Module:
         if config.torch_compile:
             model.compile(dynamic=False)
         return model

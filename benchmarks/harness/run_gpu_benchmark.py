@@ -32,7 +32,7 @@ from benchmarks.harness.photos import write_photos
 from benchmarks.harness.random_documents import random_words, word_tokenizer
 from shared.compat import of_torch_models
 from shared.config import options
-from shared.encoders import packing
+from shared.encoders import attention
 from shared.metrics.task_metrics import TaskMetrics
 from shared.plan.loading import Loader
 from shared.report import page
@@ -146,7 +146,7 @@ def with_dense_head(replace: Any, recipe: Any) -> None:
 
 def with_padded_attention(replace: Any, recipe: Any) -> None:
     """Attend as a torch without FlashAttention does."""
-    replace(packing, "why_not_flash", lambda *_: "padded for comparison")
+    replace(attention, "why_not_flash", lambda *_: "padded for comparison")
 
 
 CHANGES = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.padding import pad_rows
+from shared.encoders.packing import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.losses.losses import Scale
 from shared.models.optimizers import ChainedOptimizers

@@ -22,8 +22,7 @@ from shared.datasets.label_columns import is_list, numbers_in
 from shared.datasets.rows import ROW_COLUMN, column_of, named, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.demo_data import pairs
-from shared.encoders.packed_texts import unpack_before_head
-from shared.encoders.packing import Packing, pack_or_pad
+from shared.encoders.packing import Packing, pack_or_pad, unpack_before_head
 from shared.errors import UserError
 from shared.plan.draws import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize

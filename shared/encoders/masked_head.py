@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from shared.compat import of_torch_models, of_transformers
-from shared.encoders.packing import PADDED, Packing, use_packed_attention
+from shared.encoders.attention import PADDED, use_packed_attention
+from shared.encoders.packing import Packing
 from shared.speed import first_token
 from shared.speed.first_token import Documents, attend, kept_tokens, replace_last_layer
-from shared.speed.self_check import keep_if_equal, packed_text_batch, text_batch
+from shared.speed.self_check import keep_if_equal, text_batch
 from shared.text.tokenized import Rows
 
 
@@ -88,9 +89,10 @@ def compute_only_masked(model: Any) -> None:
 
     def packed_batch(config: Any) -> dict[str, Any]:
         use_packed_attention(model, torch.device("cpu"), "no")
-        tokens, lengths = packed_text_batch(config)
-        masked = np.array([1, 2, 4, len(tokens) - 1])  # none of the second document, the last one of the third
-        return Packing.for_model(config)(Rows(lengths, tokens, masked=masked))
+        batch = text_batch(config)
+        real = batch["attention_mask"].bool()
+        masked = np.array([1, 2, 4, int(real.sum()) - 1])  # none of the second document, the last one of the third
+        return Packing.for_model(config)(Rows(real.sum(1).numpy(), batch["input_ids"][real].numpy(), masked=masked))
 
     families = {family: (layers, of_masked(forward)) for family, (layers, forward) in FAMILIES.items()}
     replace_last_layer(model, families, "a last layer that computes masked tokens only", packed_batch)

@@ -1,36 +1,31 @@
-"""Packing: all documents of a micro-batch in one row without padding, and attention only within each document.
+"""The rows of a batch of texts: all texts of a micro-batch in one row without padding, or each in a row of its own.
 
-The model gets one row of all tokens, positions that restart with each document, and the boundaries of the documents.
-Positions alone would not be enough, because by default each token attends to the whole row. Two attention functions
-are therefore registered with transformers:
+A packed model gets one row of all tokens, positions that restart with each text, and the boundaries of the texts. It
+attends within them (shared/encoders/attention.py). The head of a classifier gets one row for each text, so that every
+head stays as it is, whether it reads the first token or the mean of all tokens.
 
-- "packed_varlen": FlashAttention with document boundaries, on CUDA in half precision.
-- "packed_padded": everywhere else. Documents are padded to the longest of the micro-batch, but only for attention. The
-  plan sorts them by length, so the padding is short. A CPU computes groups of similar length one after the other.
+Trials at the start show whether a model computes packed texts exactly, and whether its output for a text depends on
+padding.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.compat import of_torch_models, of_transformers
-from shared.encoders.attention import attend
-from shared.encoders.padding import pad_rows
+from shared.compat import of_transformers
+from shared.encoders.attention import PaddedRows, use_packed_attention
+from shared.errors import about
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.speed.first_token import Documents
-from shared.speed.self_check import outputs_of, packed_text_batch, same
+from shared.speed.self_check import outputs_of, same, text_batch
 from shared.text.tokenized import Item, Padding, Rows, joined
 
-WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention
-PADDED, VARLEN = "packed_padded", "packed_varlen"  # transformers loads a kernel where a name has "flash" in it
-SIMILAR = 0.8  # a group of enough work ends before a document that is this much shorter than its longest, or longer
-ENOUGH_WORK = 2**21  # documents x squared length x width: about a millisecond, ten times the cost of calling kernels
+TRIAL_TOKENS, TRIAL_PADDING = 13, 8  # the trial's row and its padding; an odd number of tokens reveals pooling of pairs
 
 
 @dataclass(frozen=True)
@@ -50,74 +45,57 @@ class Packing:
         return lengths
 
     def __call__(self, rows: Rows | list[Item]) -> dict[str, Any]:
-        """`arguments`, token_type_ids [1, T] if there are any, and labels [texts, …].
+        """input_ids and position_ids [1, T], token_type_ids if there are any, `Documents`, and labels [texts, …].
 
         If single tokens have targets: labels [n], and these tokens in `documents`. Otherwise the model has a head that
         gets rows: attention_mask [texts, longest].
         """
         lengths, ids, types, targets, masked = rows if isinstance(rows, tuple) else joined(rows)
-        batch = self.arguments(ids, lengths)
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(len(ids)) - np.repeat(ends[:-1], lengths) + self.first_position
+        documents = Documents(torch.from_numpy(ends.astype(np.int32)), int(lengths.max()))
+        batch: dict[str, Any] = {
+            "input_ids": torch.from_numpy(ids.astype(np.int64, copy=False))[None],
+            "position_ids": torch.from_numpy(positions)[None],
+        }
         if types is not None:
             batch["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
         if targets is not None:
             batch["labels"] = torch.from_numpy(targets)
-        if masked is None:
-            batch["attention_mask"] = mask_of_rows(lengths)
+        if masked is None:  # a head needs it that computes the mean of all tokens of a text
+            batch["attention_mask"] = torch.from_numpy((np.arange(lengths.max()) < lengths[:, None]).astype(np.int64))
         else:
-            ends = np.searchsorted(masked, batch["documents"].ends.numpy()).astype(np.int32)
-            of_masked = Documents(torch.from_numpy(ends), int(np.diff(ends).max()), torch.from_numpy(masked))
-            batch["documents"] = batch["documents"]._replace(masked=of_masked)
-        return batch
-
-    def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
-        """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
-
-        input_ids and position_ids [1, T], and the `Documents`.
-        """
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
-        return {
-            "input_ids": torch.from_numpy(tokens.astype(np.int64, copy=False))[None],
-            "position_ids": torch.from_numpy(positions)[None],
-            "documents": Documents(torch.from_numpy(ends.astype(np.int32)), int(lengths.max())),
-        }
-
-
-def mask_of_rows(lengths: NDArray[np.int64]) -> Tensor:
-    """int64 [texts, longest]: 1 for each token. A head needs it that computes the mean of all tokens of a text."""
-    return torch.from_numpy((np.arange(int(lengths.max())) < lengths[:, None]).astype(np.int64))
+            bounds = np.searchsorted(masked, ends).astype(np.int32)
+            of_masked = Documents(torch.from_numpy(bounds), int(np.diff(bounds).max()), torch.from_numpy(masked))
+            documents = documents._replace(masked=of_masked)
+        return batch | {"documents": documents}
 
 
 def packing_is_exact(model: Any, in_rows: bool = False) -> bool:
-    """Whether packed documents have the same outputs as each one alone; with `in_rows`, the head of a model gets rows.
+    """Whether packed texts have the same outputs as texts in rows; with `in_rows`, the head of a model gets rows.
 
-    A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
+    A few texts are computed both ways. Attention is not the only connection between tokens in all models: in a
     MobileBERT, each token also uses the embeddings of its neighbours. The packed attention is never causal.
     """
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
-    tokens, lengths = packed_text_batch(model.config)
-    rows = torch.from_numpy(tokens).split(lengths.tolist())
-    alone = [outputs_of(model, {"input_ids": ids[None]}) for ids in rows]
-    packed = Packing.for_model(model.config).arguments(tokens, lengths)
-    packed |= {"attention_mask": mask_of_rows(lengths)} if in_rows else {}
+    batch = text_batch(model.config)
+    real = batch["attention_mask"].bool()
+    packed = Packing.for_model(model.config)(Rows(real.sum(1).numpy(), batch["input_ids"][real].numpy()))
+    if not in_rows:
+        del packed["attention_mask"]
+    expected = outputs_of(model, batch)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
-        together = [  # each output is [1, T, ...] of packed tokens, or has one row for each document
-            output if len(output) == len(lengths) else output[0].split(lengths.tolist())
-            for output in outputs_of(model, packed)
-        ]
+        pairs = zip(outputs_of(model, packed), expected, strict=True)
+        # Each output is [1, T, ...] of packed tokens, or has one row for each text.
+        same_form = [(one, rows if len(one) == len(rows) else rows[real][None]) for one, rows in pairs]
+        return all(one.shape == other.shape and same(one, other) for one, other in same_form)
     except Exception:  # any model: one may not pass the documents on to its attention
         return False
     finally:
         model.set_attn_implementation(before)
-    pairs = (
-        (row[: len(expected[0])], expected[0])  # padding follows
-        for document, found in zip(alone, zip(*together, strict=True), strict=True)
-        for row, expected in zip(found, document, strict=True)
-    )
-    return all(row.shape == expected.shape and same(row, expected) for row, expected in pairs)
 
 
 def pack_or_pad(
@@ -146,202 +124,78 @@ def pack_or_pad(
     return collate, f"one text per row{why}{padding}"
 
 
-def use_packed_attention(model: Any, device: torch.device, precision: str) -> str:
-    """Make `model` attend only within documents; returns a description of the method for the user."""
-    from transformers import AttentionInterface
+def pad_rows(model: Any, data: Any, tokenizer: Any, config: Any) -> tuple[Padding, str]:
+    """The collate function of rows for a model, and a description for the user, empty if padding does not matter.
 
-    AttentionInterface.register(VARLEN, flash_attention)
-    AttentionInterface.register(PADDED, padded_attention)
-    if why_not := why_not_flash(model.config, device, precision):
-        model.set_attn_implementation(PADDED)
-        return f"packed without padding, attention over documents padded to the longest of their group ({why_not})"
-    model.set_attn_implementation(VARLEN)
-    return "packed without padding, attention by FlashAttention"
+    If padding changes the output of a model (because it uses Fourier transforms over tokens, or pools pairs of them),
+    all rows are padded to --max_length, so that the output for a text does not depend on the other texts of the batch.
 
+    Args:
+        model: not yet on its device.
+        data: token ids of each sample, or tuples that begin with them and with token types or None.
+        tokenizer: has a padding token.
+        config: the recipe's config.
 
-def why_not_flash(config: Any, device: torch.device, precision: str) -> str:
-    """Why a model with this `PretrainedConfig` cannot use FlashAttention; empty if it can."""
-    if device.type != "cuda":
-        return "no GPU"
-    if precision == "no":
-        return "full precision"
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if width % 8 or width > WIDEST_HEAD:
-        return f"heads of width {width}, not a multiple of 8 up to {WIDEST_HEAD}"
-    if torch.cuda.get_device_capability(device) < AMPERE:
-        return "a GPU older than Ampere"
-    return ""
-
-
-def attention_interface(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
-    """An attention of packed documents in transformers' interface: query [1, heads, T, width], key and value alike.
-
-    The result is [1, T, heads, width]. A token attends to at most `sliding_window` - 1 tokens on each side, as in
-    transformers' FlashAttention. The query may have fewer tokens than key and value, those of `queries`: one of each
-    document (shared/speed/first_token.py), or some or none (shared/encoders/masked_head.py).
+    Raises:
+        UserError: the model cannot compute rows of --max_length.
     """
+    row, types, *_ = data[0] if isinstance(data[0], tuple) else (data[0], None)
+    usual, longest = 8 if config.activation_dtype or config.mixed_precision != "no" else 1, config.max_length
+    short = Padding(tokenizer.pad_token_id, usual, longest)
+    if longest <= TRIAL_PADDING + 1:
+        return short, ""
+    most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)
+    kept = np.r_[np.arange(len(row))[: most - 1], len(row) - 1]  # always includes the last token
 
-    def attend_to_documents(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        documents: Documents,
-        queries: Documents | None = None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        shared = query.shape[1] // key.shape[1]  # key and value of several query heads (EuroBERT) are repeated
-        if shared > 1:
-            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-        scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        more = {"dropout": dropout, "scale": scale, "sliding_window": sliding_window}
-        return kernel(query, key, value, documents, queries or documents, **more), None
+    item = row[kept], None if types is None else types[kept], None
 
-    return attend_to_documents
+    def padded(length: int) -> list[Tensor]:
+        return outputs_of(model, Padding(tokenizer.pad_token_id, length, length)([item]))
 
-
-@attention_interface
-def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents, queries: Documents, **more: Any
-) -> Tensor:
-    """FlashAttention; with a window, only of all tokens."""
-    window = more.pop("sliding_window")
-    out = of_torch_models.flash_attention(
-        *(
-            part.transpose(1, 2).flatten(0, 1) for part in (query, key, value)
-        ),  # `part[0]` would copy in the backward pass
-        *(queries.ends, documents.ends, queries.longest, documents.longest),
-        window=None if window is None else window - 1,
-        **more,
+    try:
+        pairs = zip(padded(len(kept) + TRIAL_PADDING), padded(len(kept)), strict=True)
+        # If there is an output for each token, those of the padding do not matter.
+        if all(same(more if more.shape == few.shape else more[:, : len(kept)], few) for more, few in pairs):
+            return short, ""
+    except RuntimeError:  # the model supports only some lengths
+        pass
+    with about(f"--max_length {longest}: a {type(model).__name__} cannot compute rows of that length"):
+        padded(longest)
+    return Padding(tokenizer.pad_token_id, longest, longest), (
+        f"; each padded to --max_length {longest}, because padding changes the output of a {type(model).__name__}: "
+        f"use the model with padding='max_length', max_length={longest} in its tokenizer"
     )
-    return out[None]
 
 
-@attention_interface
-def padded_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    documents: Documents,
-    queries: Documents,
-    *,
-    dropout: float,
-    scale: float,
-    sliding_window: int | None,
-) -> Tensor:
-    """Attention over padded documents."""
-    _, heads, total, width = query.shape
-    starts = [0]
-    if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        starts = groups_of_similar_length(documents.ends.diff().tolist(), heads * width)
-    groups = query_groups = group_documents(documents, documents, starts)
-    rows = query_rows = PaddedRows.of(groups, key.shape[2], heads)
-    if queries is not documents:
-        query_groups = group_documents(queries, documents, starts)
-        query_rows = PaddedRows.of(query_groups, total, heads)
-    query, key, value = (part.transpose(1, 2).reshape(-1, width) for part in (query, key, value))
-    masks = [mask_of(*group, sliding_window) for group in zip(groups, query_groups, rows.tokens, strict=True)]
-    parts = zip(query_rows.pad(query), rows.pad(key), rows.pad(value), masks, strict=True)
-    out = [attend(*part, dropout, scale) for part in parts]
-    return query_rows.unpad(out).view(1, total, heads, width)
+def unpack_before_head(model: Any) -> bool:
+    """Make a ...ForSequenceClassification accept packed texts, if that does not change its logits.
 
-
-class PaddedRows(NamedTuple):
-    """Where T packed tokens lie in padded rows, one for each document and head, in one or several groups of documents.
-
-    The rows of a group are as long as its longest document. Padding repeats the last token of its row. What is computed
-    of it is masked or never read.
+    Returns whether it accepts them. Padded rows are computed as before.
     """
+    if (layers := holder_of_layers(model)) is None:
+        return False
 
-    shapes: list[tuple[int, int, int]]
-    """Of each group: documents, heads, tokens per row."""
-    tokens: list[int]
-    """Of each group: packed tokens; together T."""
-    sources: Tensor
-    """int64 [tokens of all rows]: which one of the T x heads packed tokens each of them is."""
-    places: Tensor
-    """int64 [T x heads]: which one of the tokens of all rows each packed token is."""
+    def put_into_rows(_: nn.Module, __: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> Any:
+        if (documents := arguments.get("documents")) is not None:
+            hidden = output["last_hidden_state"]
+            total = hidden.shape[1]
+            if total == len(documents.ends) - 1:  # only first tokens: see shared/speed/first_token.py
+                output["last_hidden_state"] = hidden.transpose(0, 1)
+            else:
+                output["last_hidden_state"] = PaddedRows.of([documents], total).pad(hidden[0])[0][:, 0]
+        return output
 
-    @classmethod
-    def of(cls, groups: list[Documents], total: int, heads: int = 1) -> Self:
-        """The rows of neighbouring `groups` of documents with T = `total`; one group does not wait for the device."""
-        head = torch.arange(heads, device=groups[0].ends.device)
-        shapes = [(len(group.ends) - 1, heads, group.longest) for group in groups]
-        tokens = [total] if len(groups) == 1 else [int(group.ends[-1]) for group in groups]
-        sources, places, packed, padded = [], [], 0, 0
-        for (ends, longest, *_), (documents, *_), size in zip(groups, shapes, tokens, strict=True):
-            each = torch.arange(max(size, documents, longest), device=ends.device)
-            token = torch.minimum(ends[:-1, None] + each[:longest], ends[1:, None] - 1).clamp_(min=0)
-            sources.append((packed + token)[:, None] * heads + head[:, None])  # [documents, heads, longest]
-            begin = each[:documents] * (heads * longest) - ends[:-1]  # of the first row of a document
-            place = begin.repeat_interleave(ends.diff(), output_size=size) + each[:size]
-            places.append((padded + place)[:, None] + head * longest)  # [size, heads]
-            packed, padded = packed + size, padded + documents * heads * longest
-        return cls(shapes, tokens, *(torch.cat([part.flatten() for part in parts]) for parts in (sources, places)))
-
-    def pad(self, states: Tensor) -> list[Tensor]:
-        """[T x heads, width] as [documents, heads, tokens per row, width] of each group."""
-        rows = states.index_select(0, self.sources).split([math.prod(shape) for shape in self.shapes])
-        return [part.view(*shape, states.shape[-1]) for part, shape in zip(rows, self.shapes, strict=True)]
-
-    def unpad(self, parts: list[Tensor]) -> Tensor:
-        """The inverse of `pad`."""
-        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]).index_select(0, self.places)
+    hook = layers.register_forward_hook(put_into_rows, with_kwargs=True, prepend=True)
+    exact = packing_is_exact(model, in_rows=True)
+    if not exact:
+        hook.remove()
+    return exact
 
 
-def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
-    """The first document of each group of neighbours that are padded to the same length.
-
-    Args:
-        lengths: of the documents of a micro-batch in tokens, sorted, also in several sequences.
-        width: of all heads together.
-    """
-    starts, longest = [0], lengths[0]
-    for document, length in enumerate(lengths):
-        work = (document - starts[-1]) * longest**2 * width
-        if work >= ENOUGH_WORK and not SIMILAR * longest <= length <= longest / SIMILAR:
-            starts.append(document)
-            longest = length
-        longest = max(longest, length)
-    return starts
-
-
-def group_documents(of: Documents, documents: Documents, starts: list[int]) -> list[Documents]:
-    """The documents of each group as those of a row of their own; `of`: `documents`, or their tokens with a query."""
-    if len(starts) == 1:
-        return [of]
-    ends = [*starts[1:], len(documents.ends) - 1]
-    found = []
-    for start, end in zip(starts, ends, strict=True):
-        own = of.ends[start : end + 1]
-        places = None if of.places is None else of.places[own[0] : own[-1]] - documents.ends[start]
-        found.append(Documents(own - own[0], int(own.diff().max()), places))
-    return found
-
-
-def mask_of(documents: Documents, queries: Documents, tokens: int, sliding_window: int | None) -> Tensor | None:
-    """Whether a query of a group attends to a token: bool [documents, 1, queries or 1, longest]. None: to all.
-
-    Args:
-        documents, queries: of the group; see `attention_interface`.
-        tokens: of its documents.
-    """
-    (ends, longest, *_), count = documents, len(documents.ends) - 1
-    place = torch.arange(longest, device=ends.device)
-    mask = None if count * longest == tokens else (place < ends.diff()[:, None])[:, None, None]
-    if sliding_window is None or longest <= sliding_window:
-        return mask
-    own = place[:, None]
-    if queries.places is not None:
-        total = len(queries.places)
-        places = queries.places - ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
-        own = places[PaddedRows.of([queries], total).sources].view(count, 1, queries.longest, 1)
-    near = (own - place).abs() < sliding_window
-    mask = near if mask is None else mask & near
-    # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
-    return mask | torch.eye(longest, dtype=torch.bool, device=ends.device) if queries.places is None else mask
+def holder_of_layers(model: Any) -> nn.Module | None:
+    """The part of a model that holds its list of layers: a BERT's encoder, the whole ModernBERT without its head."""
+    encoder = getattr(model, "base_model", model)
+    names = (name for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList))
+    if (first := next(names, None)) is None:
+        return None
+    return encoder.get_submodule(first.rpartition(".")[0])

@@ -1,24 +1,38 @@
-"""Text encoders: new ones, and what flags and device change in one (adapters, attention, dtype, --torch_compile)."""
+"""Text encoders: new ones, adapters (--lora_rank), and what other flags and the device change in one.
 
+`--lora_rank` puts low-rank adapters (LoRA) of the PEFT library into a pretrained model. An adapted linear layer W
+computes W x + alpha / rank * B A x, with A [rank, in] and B [out, rank] (Hu et al., arXiv:2106.09685). Only A, B and
+the head of a classifier are trained. B begins with zeros, so the first step computes the pretrained model. The defaults
+follow Biderman et al. (arXiv:2405.09673), who recommend adapters in all linear layers, alpha twice the rank, and a
+learning rate as high as training is stable.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from safetensors.torch import save_file
+from torch import nn
 
-from shared.compat import of_transformers
-from shared.encoders.adapters import add_adapters
-from shared.encoders.attention import attend, use_cpu_dropout
-from shared.errors import UserError
+from shared.config.options import Options
+from shared.encoders.attention import ON_CPU, ON_GPU, use_attention, use_cpu_dropout
+from shared.errors import UserError, listed, say
 from shared.models.linear_layers import use_fast_products
 from shared.models.transformers_models import check_loads
 from shared.options.data_options import ModelOptions
+from shared.options.text_options import TextOptions
+from shared.plan.draws import hash64
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.processes.starting import without_tf32
-from shared.speed.activations import use_activation_dtype
-from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
-from shared.speed.self_check import keep_if_equal, text_batch
+from shared.speed.layers import compile_layers, use_activation_dtype
 
-ON_GPU, ON_CPU = "sdpa_on_device", "sdpa_or_products"
+ADAPTER = "default"  # PEFT's own name for an adapter; its files do not contain it
+DRAW = 3  # the last word of the hash that seeds A; shared/plan/draws.py uses 1 and 2
+TASKS = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}  # of PEFT, by end of the class
 
 
 def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) -> nn.Module:
@@ -40,7 +54,7 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
         use_cpu_dropout(model)
     use_activation_dtype(config, model)
     use_fast_products(model)
-    return compile_layers(accelerator, config, model)
+    return compile_layers(config, model)
 
 
 def attend_to_all(accelerator: Any, model: Any) -> None:
@@ -63,85 +77,6 @@ def compute_exact_angles(model: nn.Module) -> None:
     for module in model.modules():
         if type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = without_tf32()(module.forward)
-
-
-def use_attention(model: Any, name: str) -> None:
-    """Make a model use our attention and mask functions, unless that changes its logits: see `keep_if_equal`.
-
-    Only models that call torch's scaled-dot-product attention through transformers can use them.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    config = getattr(model, "config", None)  # a model without config is allowed
-    if of_transformers.attention_name(config) != "sdpa" or not of_transformers.takes_registered_attention(model):
-        return
-    on_cpu = name == ON_CPU
-    AttentionInterface.register(name, products_or_sdpa if on_cpu else of_transformers.attention_function("sdpa"))
-    AttentionMaskInterface.register(name, small_mask if on_cpu else always_masked)
-    keep_if_equal(
-        model,
-        f"the attention {name}",
-        lambda: model.set_attn_implementation(name),
-        lambda: model.set_attn_implementation("sdpa"),
-        text_batch,
-    )
-
-
-def products_or_sdpa(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
-    same = key.shape == query.shape or query.shape[2] == 1  # one query: see shared/speed/first_token.py
-    numbers = attention_mask is not None and attention_mask.is_floating_point()  # added to the scores
-    if getattr(module, "is_causal", True) or not same or numbers:  # a decoder: causal or cross attention
-        return of_transformers.attention_function("sdpa")(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = attend(query, key, value, attention_mask, dropout, scale)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def always_masked(**arguments: Any) -> Tensor | None:
-    """transformers' mask interface: the mask of scaled-dot-product attention; None only without an attention mask.
-
-    By itself, transformers drops the mask of a batch without padding. To check this, the host waits for the device.
-    transformers allows `allow_is_bidirectional_skip` where only padding and a window limit attention. In rows shorter
-    than the window, the mask is then the attention mask, which takes 2 operators instead of 26 to 34.
-    """
-    if (mask := mask_of_keys(arguments)) is not None:
-        return mask.expand(-1, -1, arguments["q_length"], -1)
-    if arguments.get("attention_mask") is not None:
-        arguments |= {"allow_is_bidirectional_skip": False, "allow_is_causal_skip": False}
-    return of_transformers.sdpa_mask()(**arguments)
-
-
-def small_mask(**arguments: Any) -> Tensor | None:
-    """transformers' mask interface for a CPU: [batch, 1, 1, keys] where only padding limits attention.
-
-    transformers makes [batch, 1, queries, keys] instead, and torch converts all of it to numbers in each layer: 6 % of
-    the time of a small encoder. None: nothing is masked.
-    """
-    if (mask := mask_of_keys(arguments)) is None:
-        return of_transformers.sdpa_mask()(**arguments)
-    return None if mask.all() else mask
-
-
-def mask_of_keys(arguments: dict[str, Any]) -> Tensor | None:
-    """The attention mask as [batch, 1, 1, keys], from arguments of the mask interface, if only it limits attention."""
-    mask, keys = arguments.get("attention_mask"), arguments.get("kv_length")
-    window, offset = arguments.get("local_size"), arguments.get("kv_offset", 0)
-    only_padding = arguments.get("allow_is_bidirectional_skip") and (window is None or keys < window)
-    if mask is None or not only_padding or offset or mask.shape[1:] != (keys,):
-        return None
-    return mask.view(len(mask), 1, 1, keys)
 
 
 def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: int = 1, **head: Any) -> nn.Module:
@@ -182,3 +117,137 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
         **(own | head),
     )
     return getattr(transformers, auto_class).from_config(sizes)
+
+
+def add_adapters(config: Options, model: nn.Module) -> None:
+    """Put an adapter into each layer of --lora_targets; freeze all other weights except the head of a classifier.
+
+    A is drawn from --seed, the same on every process. Without --lora_rank the model is unchanged.
+
+    Raises:
+        UserError: the model is not of transformers, or see `layers_to_adapt`.
+    """
+    if not isinstance(config, TextOptions) or (rank := config.lora_rank) is None:
+        return
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers import PreTrainedModel
+    from transformers.pytorch_utils import Conv1D
+
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"--lora_rank {rank}: a {type(model).__name__} is not a model of transformers: leave it out")
+    head = head_of(model)
+    layers = layers_to_adapt(model, head, config.lora_targets)
+    settings = LoraConfig(
+        base_model_name_or_path=config.model_name_or_path,
+        revision=config.revision,
+        task_type=next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None),
+        r=rank,
+        lora_alpha=2 * rank if config.lora_alpha is None else config.lora_alpha,
+        lora_dropout=config.lora_dropout or 0.0,
+        target_modules=list(layers),
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(hash64(config.seed, DRAW) >> 1)
+        inject_adapter_in_model(settings, model, ADAPTER)
+    assert [name for name, _ in adapted_layers(model)] == list(layers), "PEFT adapts exactly these layers"
+    for _, layer in adapted_layers(model):
+        layer.cast_input_dtype_enabled = False  # A and B compute in the dtype of their input, as other layers do
+    for name in head:
+        model.get_submodule(name).requires_grad_(True)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    # For the export. Before, PEFT would wrap the modules of the head.
+    settings.modules_to_save, settings.inference_mode = head or None, True
+    made: Any = model
+    made.merge_adapters = merge_adapters
+    where = f"adapters of {len(layers)} layers" + (f" and the head ({listed(head)})" if head else "")
+    say(f"--lora_rank {rank}: {trained:,} of {total:,} weights are trained: {where}")
+
+
+def head_of(model: Any) -> list[str]:
+    """The names of the modules of a classifier's head, and of the pooler that feeds only the head.
+
+    Empty for an encoder without a head, and for a model that predicts tokens: its head is pretrained, and is often tied
+    to the embeddings.
+    """
+    base = model.base_model
+    if base is model or model.get_output_embeddings() is not None:
+        return []
+    found = [name for name, module in model.named_children() if base not in module.modules()]
+    found += [name for name, module in model.named_modules() if module is getattr(base, "pooler", None)]
+    return [name for name in found if next(model.get_submodule(name).parameters(), None) is not None]
+
+
+def layers_to_adapt(model: Any, head: Sequence[str], patterns: Sequence[str] | None) -> dict[str, nn.Module]:
+    """The linear layers of the encoder, without `head`, that one of the patterns names; None: all of them.
+
+    A pattern is the end of a layer's name, such as `query`, `attention.self.query` or `layers.[0-5].*`. Wildcards are
+    those of `fnmatch`.
+
+    Raises:
+        UserError: a pattern names no such layer, or the encoder has none.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    inside = {*model.base_model.modules()}.difference(*(model.get_submodule(name).modules() for name in head))
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module in inside
+    }
+    kind = type(model).__name__
+    if not layers:
+        raise UserError(f"--lora_rank: the encoder of a {kind} has no linear layers to adapt: leave it out")
+    chosen: set[str] = set()
+    for pattern in patterns or ("*",):
+        if not (found := {name for name in layers if fnmatchcase(f".{name}", f"*.{pattern}")}):
+            names = listed(list(dict.fromkeys(name.rpartition(".")[2] for name in layers)))
+            raise UserError(
+                f"--lora_targets {pattern}: no linear layer of the encoder of a {kind} has such a name: its layers are "
+                f"called {names}"
+            )
+        chosen |= found
+    return {name: layer for name, layer in layers.items() if name in chosen}
+
+
+def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """The layers of PEFT in a model, with their names; none without --lora_rank."""
+    if not hasattr(model, "peft_config"):
+        return []
+    from peft.tuners.lora import LoraLayer
+
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+
+
+def merge_adapters(model: Any) -> Callable[[Path], None]:
+    """Add each adapter to the weights of its layer and remove it, so that the model is one of transformers again.
+
+    Every process calls this, because FSDP shards the weights.
+
+    Returns:
+        Writes the two files of PEFT, with the adapters as they were, into a folder.
+    """
+    from torch.distributed.tensor import DTensor
+
+    head = head_of(model)
+    weights = {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": (
+            tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        ).contiguous()
+        for name, tensor in model.state_dict().items()
+        if ".lora_" in name or name.startswith(tuple(f"{module}." for module in head))
+    }
+    settings = model.peft_config[ADAPTER].to_dict()
+    # PEFT's own method writes sets in an order that differs from run to run.
+    settings = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+    for name, layer in adapted_layers(model):
+        layer.merge()
+        model.set_submodule(name, layer.get_base_layer())
+    del model.peft_config, model.merge_adapters
+
+    def save(folder: Path) -> None:
+        save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
+        (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+    return save

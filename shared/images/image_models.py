@@ -15,9 +15,8 @@ from shared.models.linear_layers import use_fast_products
 from shared.models.trainable import backbone
 from shared.models.transformers_models import check_loads
 from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
-from shared.speed.activations import use_activation_dtype
-from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
+from shared.speed.layers import compile_layers, use_activation_dtype
 from shared.speed.self_check import outputs_of
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -203,7 +202,7 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
 
     Raises:
         UserError: see `check_loads`, `require_logits`, `batch_norm.synchronize`, `use_activation_dtype` and
-            `compile_layers`; or --cudnn_benchmark has no effect.
+            `compile_layers`.
     """
     if geometry and config.model_name_or_path:
         for size in {geometry.size, config.train_image_size or geometry.size}:
@@ -211,16 +210,14 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
     check_loads(model)
     shorten_last_layer(model)
     if config.sync_batchnorm:
-        model = synchronize(accelerator, model)
+        model = synchronize(model)
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.cudnn_benchmark:  # at the first convolution of a shape, cuDNN times its algorithms
-        if accelerator.device.type != "cuda":
-            raise UserError("--cudnn_benchmark needs a GPU: leave it out")
         torch.backends.cudnn.benchmark = True
     use_activation_dtype(config, model)
     use_fast_products(model)
-    return compile_layers(accelerator, config, model, fixed_shapes=True)
+    return compile_layers(config, model, fixed_shapes=True)
 
 
 def require_logits(model: Any, size: int, name: str) -> None:

@@ -108,17 +108,12 @@ def batch_norms(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, of_torch_models.BATCH_NORM)]
 
 
-def synchronize(accelerator: Any, model: nn.Module) -> nn.Module:
+def synchronize(model: nn.Module) -> nn.Module:
     """Convert the batch norms to torch's SyncBatchNorm: statistics over one micro-batch of every process.
 
     Raises:
-        UserError: there is no GPU, which SyncBatchNorm needs, or the model has no batch norm.
+        UserError: the model has no batch norm.
     """
-    if accelerator.device.type != "cuda":
-        raise UserError(
-            "--sync_batchnorm needs a GPU, because torch's SyncBatchNorm has no CPU kernels: leave it out, and make "
-            "the micro-batches larger with --per_device_train_batch_size"
-        )
     if not batch_norms(model):
         raise UserError("--sync_batchnorm has no effect on a model without batch norm: leave it out")
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -1,28 +1,15 @@
-"""Which parameters of a model train, and the average that is evaluated and exported: --freeze and --ema_decay.
+"""Which parameters of a model train, and the average that is evaluated and exported: --freeze and --ema_decay."""
 
-Checkpoints leave out the frozen parameters of a pretrained model: each start loads them from --model_name_or_path.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from shared.checkpoints.folders import ALGORITHM, new_digest
-from shared.checkpoints.progress import Progress
-from shared.checkpoints.resuming import read_state
-from shared.checkpoints.saving import Saver
-from shared.checkpoints.states import Tensors
 from shared.compat import of_torch
-from shared.config.options import Options
 from shared.errors import UserError, listed, say
 from shared.monitoring.hooks import Hook
-from shared.plan.batches import Plan
 
 
 class Frozen(Hook):
@@ -58,54 +45,6 @@ def freeze(model: nn.Module, patterns: Sequence[str] | None) -> None:
             raise UserError(f"--freeze {' '.join(patterns)} freezes all parameters: leave some to train")
         total = sum(p.numel() for p in parameters.values())
         say(f"--freeze {' '.join(patterns)}: {sum(sizes):,} of {total:,} weights are frozen")
-
-
-class SaverWithoutFrozen(Saver):
-    """Leaves out the frozen parameters of a pretrained model; state.json has their digest."""
-
-    def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
-        super().__init__(accelerator, config, plan)
-        self.frozen = {} if config.pretrained is None else frozen_parameters(self.model)
-        self.left_out = self.frozen.keys()
-
-    @cached_property
-    def digest(self) -> dict[str, str] | None:
-        """The digest of the frozen parameters, which some checkpoints hold: read it after one is loaded."""
-        return digest_of(self.frozen.values()) if self.frozen else None
-
-    def state(self, progress: Progress) -> dict[str, Any]:
-        return super().state(progress) | {"frozen": self.digest}
-
-    def load_tensors(self, checkpoint: Path) -> None:
-        """Load the files of a checkpoint.
-
-        Raises:
-            UserError: the frozen parameters differ from those of the run that saved the checkpoint.
-        """
-        super().load_tensors(checkpoint)
-        if read_state(checkpoint).get("frozen") not in (None, self.digest):
-            raise UserError(
-                f"{checkpoint} belongs to a run with other frozen weights: --model_name_or_path must name the model "
-                "with which the run began, unchanged"
-            )
-
-
-def frozen_parameters(model: nn.Module) -> Tensors:
-    """The parameters that are not trained, under all of their names."""
-    return {
-        name: parameter.detach()
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if not parameter.requires_grad
-    }
-
-
-def digest_of(tensors: Iterable[Tensor]) -> dict[str, str]:
-    """A digest of shapes, dtypes and values, by its algorithm."""
-    found = new_digest()
-    for tensor in tensors:
-        found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
-        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return {ALGORITHM: found.hexdigest()}
 
 
 class WeightAverage(Hook):

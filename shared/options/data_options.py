@@ -1,4 +1,4 @@
-"""The settings of data, and of models of transformers, in addition to those of `ExtraOptions`."""
+"""The settings of shared/extras, of data, and of models of transformers, in addition to those of `Options`."""
 
 import glob
 import hashlib
@@ -9,18 +9,65 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from shared.checkpoints.resuming import NEW_RUN
 from shared.config.fields import Limits, Meaning, fields_with
-from shared.config.options import Rule, plain
+from shared.config.options import Options, Rule, plain
 from shared.errors import UserError
+from shared.extras.costs import Costs, Profiler
+from shared.extras.flops import Mfu
+from shared.extras.gradient_compression import GradientCompression
+from shared.extras.hub import Upload
+from shared.extras.trackers import Trackers
+from shared.fsdp.strategy import RULES as RULES_OF_FSDP
+from shared.fsdp.strategy import Sharding
 from shared.models.trainable import Frozen, WeightAverage
 from shared.models.transformers_models import Pretrained
 from shared.monitoring.hooks import Hook
-from shared.options.extra_options import ExtraOptions
+from shared.remote.mirror import Mirror
 from shared.remote.object_store import is_url
+from shared.report.page import Report
 
+TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 MODEL = "model_name_or_path"
 # Files of a model's folder that matter also when the weights come from a checkpoint. The tokenizer affects the data,
 # whose digest covers it.
 MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraOptions(Options):
+    """Settings of what a run can do besides training."""
+
+    gradient_compression: Literal["none", "bf16", "fp16"] = "none"
+    """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
+    report_to: Annotated[tuple[TrackerName, ...], Meaning.NOT_IN_RESULT] = ("none",)
+    """One or more experiment trackers, in addition to metrics.jsonl."""
+    peak_tflops: Annotated[float | None, Limits(above=0), Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
+    """Peak speed of one device in TFLOP/s, from which mfu is computed. None: measured at the start."""
+    profile: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
+    """Profile this many steps, after two warm-up steps: profile/ gets a trace and the ten most expensive operators."""
+    mirror_checkpoints: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
+    """URL (s3://bucket/folder) to which checkpoints are copied. A start on an empty machine loads the newest one."""
+    push_to_hub: Annotated[bool, Meaning.NOT_IN_RESULT] = False
+    """Upload model/ to the Hub at the end."""
+    hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
+    """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
+
+    NEEDS: ClassVar = (*Options.NEEDS, ("hub_model_id", "push_to_hub"))
+    RULES: ClassVar[tuple[Rule, ...]] = RULES_OF_FSDP  # instead of the rule of `Options`, which refuses FSDP
+
+    def hooks(self) -> list[Hook]:
+        # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
+        return [
+            *super().hooks(),
+            Sharding(),
+            GradientCompression(),
+            Mfu(),
+            Costs(),
+            *([Profiler()] if self.profile else []),
+            *([Mirror()] if self.mirror_checkpoints else []),
+            *([Upload()] if self.push_to_hub else []),
+            Report(),
+            Trackers(),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +176,6 @@ class ModelOptions(DataOptions):
             lambda it: it.precision != "no" and it.config.activation_dtype,
             "--activation_dtype {found} computes without autocast, but mixed_precision is {it.precision}: add "
             "--mixed_precision no, or leave it out",
-        ),
-        Rule(
-            lambda it: it.sharded and it.config.ema_decay,
-            "--ema_decay {found} does not work under FSDP: leave it out, or use multi_gpu.yaml",
         ),
     )
 

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
+from shared.config.options import Rule
 from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
 from shared.options.data_options import ModelOptions
 
+ONLY_ON_GPU = ("sync_batchnorm", "cudnn_benchmark")  # torch's SyncBatchNorm has no CPU kernels
 BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
 
 
@@ -70,6 +72,14 @@ class ImageOptions(ModelOptions):
         ("train_dir", "dataset_name"),
         ("freeze_backbone", "from_scratch"),
         ("cudnn_benchmark", "deterministic"),
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *ModelOptions.RULES,
+        Rule(
+            lambda it: it.on_cpu and [f"--{name}" for name in ONLY_ON_GPU if getattr(it.config, name)],
+            "{found[0]} needs a GPU: leave it out",
+        ),
     )
 
     def hooks(self) -> list[Hook]:

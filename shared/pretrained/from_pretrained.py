@@ -141,7 +141,7 @@ def load_classifier(
 def label_weights(model: Any) -> list[str]:
     """The names of the parameters whose shape depends on the number of labels: those of the last layer.
 
-    Adapters give other names to the parameters of the layers below (see shared/encoders/adapters.py).
+    Adapters give other names to the parameters of the layers below (see shared/encoders/text_models.py).
     """
     config = copy.deepcopy(model.config)
     config.num_labels = model.config.num_labels + 1

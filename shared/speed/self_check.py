@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.errors import say
-from shared.speed.activations import in_float32
+from shared.speed.layers import in_float32
 
 TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it
 GRADIENT_TOLERANCE = 1e-2  # rounding adds up through the layers; a missing part of a gradient is far larger
@@ -79,13 +77,6 @@ def text_batch(config: Any) -> dict[str, Tensor]:
     if isinstance(end, int) and end < config.vocab_size:
         ids = ids.masked_fill(place == lengths - 1, end)
     return {"input_ids": ids, "attention_mask": (place < lengths).long()}
-
-
-def packed_text_batch(config: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The token ids of all rows of `text_batch` without padding, and their number in each row."""
-    batch = text_batch(config)
-    real = batch["attention_mask"].bool()
-    return batch["input_ids"][real].numpy(), real.sum(1).numpy()
 
 
 def image_batch(config: Any) -> dict[str, Any]:

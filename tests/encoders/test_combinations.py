@@ -9,14 +9,12 @@ import runs
 import torch
 from families import CLASSIFIER, MASKED_LM, NO_DROPOUT, accelerator, compiled
 
-from shared.encoders.adapters import adapted_layers, add_adapters
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packed_texts import unpack_before_head
-from shared.encoders.packing import pack_or_pad
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.packing import pack_or_pad, unpack_before_head
+from shared.encoders.text_models import adapt_to_device, adapted_layers, add_adapters
 from shared.models.trainable import is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
-from shared.speed import compiling
+from shared.speed import layers
 from shared.text.tokenized import Padding, Rows
 
 LENGTHS = np.array([40, 23, 23, 9, 2, 1])
@@ -61,7 +59,7 @@ def masked_lm(model, settings):
     ],
 )
 def test_logits_and_gradients_are_those_of_plain_rows(family, packing, auto, batches_of, how, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
+    monkeypatch.setattr(layers, "BACKEND", "eager")  # traces as any other does
     settings = runs.load_recipe("nlp").Config(output_dir="unused", packing=packing, max_length=48, **FLAGS[how])
     whole, model = (families.tiny(auto, family, 60, **NO_DROPOUT).train() for _ in range(2))
     if auto is MASKED_LM:

@@ -13,11 +13,12 @@ from transformers import AttentionInterface, AutoModelForTokenClassification, Be
 
 from benchmarks.harness.host_waits import compiled_graphs
 from shared.encoders import masked_head
+from shared.encoders.attention import padded_attention, use_packed_attention
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import Packing, padded_attention, use_packed_attention
+from shared.encoders.packing import Packing
 from shared.encoders.text_models import adapt_to_device
 from shared.models.trainable import is_short
-from shared.speed import compiling
+from shared.speed import layers
 from shared.text.tokenized import Padding, Rows
 
 TAGS = AutoModelForTokenClassification
@@ -129,7 +130,7 @@ def test_a_local_last_layer_is_whole_only_if_the_kernel_does_not_know_the_places
 @pytest.mark.docs
 @pytest.mark.parametrize("kind", ["BERT", "ModernBERT, local"])
 def test_compiled_layers_do_not_compile_again_for_another_number_of_masked_tokens(kind, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
+    monkeypatch.setattr(layers, "BACKEND", "eager")  # traces as any other does
     torch._dynamo.reset()
     whole, short = whole_and_short(kind, torch_compile=True)
     graphs = []

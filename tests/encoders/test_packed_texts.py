@@ -11,9 +11,8 @@ import torch
 from families import CLASSIFIER, CPU, FAMILIES, MASKED_LM, accelerator
 from torch.nn import functional as F
 
-from shared.encoders.packed_texts import holder_of_layers, unpack_before_head
-from shared.encoders.packing import Packing, pack_or_pad, use_packed_attention
-from shared.encoders.padding import pad_rows
+from shared.encoders.attention import use_packed_attention
+from shared.encoders.packing import Packing, holder_of_layers, pack_or_pad, pad_rows, unpack_before_head
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
 from shared.models.trainable import is_short

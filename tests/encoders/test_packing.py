@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
-from shared.encoders import packing
+from shared.encoders import attention
+from shared.encoders.attention import use_packed_attention
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import Packing, pack_or_pad, packing_is_exact, use_packed_attention
+from shared.encoders.packing import Packing, pack_or_pad, packing_is_exact
 from shared.speed.first_token import Documents
 from shared.text.tokenized import Padding, Rows
 
@@ -69,7 +70,7 @@ def test_packed_and_padded_documents_have_the_loss_and_gradient_of_single_ones_a
         assert runs.distance(logits, expected[masked]) < 1e-5
         gradients = (torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (sparse, dense))
         assert runs.distance(*gradients) < 1e-5
-    positions = Packing.for_model(dense.config).arguments(tokens, np.array(lengths))["position_ids"]
+    positions = Packing.for_model(dense.config)(Rows(np.array(lengths), tokens))["position_ids"]
     leaking = dense(torch.from_numpy(tokens)[None], position_ids=positions).logits[0]
     assert len(lengths) == 1 or (leaking - expected).abs().max() > 1e-3, "otherwise documents see each other"
     if kind == "modernbert":
@@ -97,8 +98,8 @@ def test_the_logits_of_masked_tokens_are_those_of_the_dense_head_in_any_model(ki
 def test_groups_hold_neighbours_of_similar_length_and_are_worth_their_calls(lengths, least):
     lengths = sorted(lengths, reverse=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "ENOUGH_WORK", least)
-        starts = packing.groups_of_similar_length(lengths, width=8)
+        patch.setattr(attention, "ENOUGH_WORK", least)
+        starts = attention.groups_of_similar_length(lengths, width=8)
     assert starts == sorted({0, *starts})
     assert starts[-1] < len(lengths)
     for start, end in itertools.pairwise([*starts, len(lengths)]):
@@ -117,7 +118,7 @@ def test_groups_hold_neighbours_of_similar_length_and_are_worth_their_calls(leng
 )
 def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, monkeypatch):
     lengths = [23, 22, 13, 12, 12, 4, 1]
-    documents = Packing().arguments(np.ones(sum(lengths), np.int64), np.array(lengths))["documents"]
+    documents = Packing()(Rows(np.array(lengths), np.ones(sum(lengths), np.int64)))["documents"]
     queries = Documents(torch.arange(8, dtype=torch.int32), 1) if which == "first" else None
     if which == "some":  # two of the first document, none of the second, ...
         places = torch.tensor([0, 20, 45, 46, 57, 58, 59, 60, 70, 86])
@@ -128,11 +129,11 @@ def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, mon
     key, value = torch.randn(2, 1, 2, sum(lengths), 4)
     results = []
     for least, groups in ((2**40, 1), (0, 4)):
-        monkeypatch.setattr(packing, "ENOUGH_WORK", least)
-        assert len(packing.groups_of_similar_length(lengths, 8)) == groups
+        monkeypatch.setattr(attention, "ENOUGH_WORK", least)
+        assert len(attention.groups_of_similar_length(lengths, 8)) == groups
         parts = [part.clone().requires_grad_() for part in (query, key, value)]
         given_ = {"documents": documents, "queries": queries, "sliding_window": window}
-        out, _ = packing.padded_attention(None, *parts, None, **given_)
+        out, _ = attention.padded_attention(None, *parts, None, **given_)
         out.square().sum().backward()
         results.append([out, *(part.grad for part in parts)])
     for found, expected in zip(*results, strict=True):
@@ -142,7 +143,8 @@ def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, mon
 def test_dropout_of_attention_acts_in_packed_attention():
     model = tiny("bert", attention_probs_dropout_prob=0.5).train()
     use_packed_attention(model, CPU, "no")
-    batch = Packing().arguments(np.arange(5, 20), np.array([9, 4, 2]))
+    batch = Packing()(Rows(np.array([9, 4, 2]), np.arange(5, 20)))
+    del batch["attention_mask"]  # the model has no head that gets rows
     assert not torch.allclose(model(**batch).logits, model(**batch).logits)
 
 
@@ -180,7 +182,7 @@ def test_flash_attention_gets_the_ends_of_documents_the_dropout_and_the_window(m
     ends = torch.tensor([0, 3, 4], dtype=torch.int32)
     given = {"documents": Documents(ends, 3), "scaling": 0.5, "dropout": 0.1}
     for window in (None, 9):
-        out, _ = packing.flash_attention(None, value, value, value, None, **given, sliding_window=window)
+        out, _ = attention.flash_attention(None, value, value, value, None, **given, sliding_window=window)
         assert torch.equal(out, value.transpose(1, 2))
     same = (4, 2, 3), [0, 3, 4], 3, 0.1, False, False, 0.5
     assert calls == [(*same, None, None), (*same, 8, 8)]
@@ -201,7 +203,7 @@ def test_flash_attention_compiles_to_one_kernel_for_each_pass():
 
         def attend(query, key, value, ends, longest):
             given = {"documents": Documents(ends, longest), "dropout": 0.1}
-            return packing.flash_attention(None, query, key, value, None, **given)[0].float().sum()
+            return attention.flash_attention(None, query, key, value, None, **given)[0].float().sum()
 
         partition = min_cut_rematerialization_partition  # that of torch.compile
         aot_function(attend, compiler, compiler, partition, dynamic=True)(*parts, ends, 12).backward()

@@ -15,9 +15,8 @@ from transformers.masking_utils import (
 )
 
 from benchmarks.harness.host_waits import Operations
-from shared.encoders import text_models
-from shared.encoders.attention import LONGEST, CpuDropout, attend, drop_out, use_cpu_dropout
-from shared.encoders.text_models import ON_CPU, ON_GPU, use_attention
+from shared.encoders import attention, text_models
+from shared.encoders.attention import LONGEST, ON_CPU, ON_GPU, CpuDropout, attend, drop_out, use_attention
 from shared.options.data_options import ModelOptions
 
 
@@ -35,7 +34,7 @@ def logits_and_waits(model, inputs):
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_our_masks_and_products_give_the_logits_of_transformers(kind, padded, monkeypatch):
     model, inputs, calls = tiny(kind), batch(padded=padded), []
-    monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
+    monkeypatch.setattr(attention, "attend", lambda *given: calls.append(given) or attend(*given))
     expected, waits = logits_and_waits(model, inputs)
     assert waits, "transformers reads the batch on the host; otherwise our mask is not needed"
     for name in (ON_GPU, ON_CPU):
@@ -120,13 +119,13 @@ def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_tra
     arguments = {"batch_size": 3, "q_length": 20, "kv_length": 20, "mask_function": function, "local_size": window}
     arguments |= {"attention_mask": mask, "allow_is_causal_skip": False}
     expected = sdpa_mask(**arguments)
-    given = text_models.always_masked(**arguments, allow_is_bidirectional_skip=True)
+    given = attention.always_masked(**arguments, allow_is_bidirectional_skip=True)
     assert torch.equal(given, expected)
     assert (given.data_ptr() == mask.data_ptr()) == cheap
-    small = text_models.small_mask(**arguments, allow_is_bidirectional_skip=True)
+    small = attention.small_mask(**arguments, allow_is_bidirectional_skip=True)
     assert (small is None) == (cheap and not padded)
     assert small is None or torch.equal(small, mask[:, None, None] if cheap else expected)
-    for function in (text_models.always_masked, text_models.small_mask):
+    for function in (attention.always_masked, attention.small_mask):
         unlike_any = function(**arguments)  # transformers does not say that only padding matters
         assert torch.equal(unlike_any, expected)
         assert unlike_any.data_ptr() != mask.data_ptr()
@@ -161,7 +160,7 @@ def test_nothing_and_everything_can_be_dropped_and_in_evaluation_layers_do_nothi
     for probability, kept in ((0.0, 1.0), (1e-9, 1.0), (1.0, 0.0)):
         assert torch.equal(drop_out(values, probability), kept * values)
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout(0.5, inplace=True), nn.Dropout1d())
-    use_cpu_dropout(model)
+    attention.use_cpu_dropout(model)
     assert [type(module) for module in model] == [nn.Linear, CpuDropout, nn.Dropout, nn.Dropout1d]
     assert 0 < (model[1](values) == 0).sum() < 100
     assert model[1].eval()(values) is values

@@ -12,7 +12,7 @@ import torch
 
 from shared.errors import UserError
 from shared.extras import costs, gradient_compression
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.processes.starting import check_environment
 
 STEPS = 3
@@ -81,7 +81,7 @@ def test_the_hook_sends_half_the_bytes_and_returns_the_mean_of_a_sum_that_would_
 def test_compression_is_refused_under_fsdp(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
-    with pytest.raises(UserError, match="--gradient_compression bf16 has no effect under FSDP"):
+    with pytest.raises(UserError, match="--gradient_compression bf16 does not work under FSDP"):
         check_environment(ExtraOptions(gradient_compression="bf16", mixed_precision="no"), on_cpu=False)
 
 

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from shared.errors import UserError
 from shared.extras import hub
 from shared.extras.hub import Upload
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 
 
 @pytest.fixture(autouse=True)

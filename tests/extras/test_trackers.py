@@ -17,7 +17,7 @@ from shared.errors import UserError
 from shared.extras import trackers
 from shared.extras.trackers import Trackers, require_trackers, wandb_mode
 from shared.monitoring.log import Log, cut_metrics, read_metrics
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 
 
 class Recorder(GeneralTracker):

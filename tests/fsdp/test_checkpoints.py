@@ -10,7 +10,7 @@ from torch import nn
 from shared.checkpoints import resuming, saving
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
-from shared.fsdp.checkpoints import ShardedSaver
+from shared.fsdp.strategy import ShardedSaver
 from shared.models.optimizers import ChainedOptimizers
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
@@ -72,8 +72,6 @@ def save_on_two(accelerator, folder):
     results["refused"] = runs.problem_of(saver.finish)
     checkpoint.FileSystemWriter.write_data = real
     results["left"] = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    each_node = Options(output_dir=str(folder), save_on_each_node=True)
-    results["each node"] = runs.problem_of(ShardedSaver, accelerator, each_node, PLAN)
     results["weights"] = train(model, optimizer, range(4, 8))
     saver.load(folder / "checkpoints/step_00000004")
     results["again"] = train(model, optimizer, range(4, 8))
@@ -114,7 +112,6 @@ def test_a_save_that_fails_on_one_process_fails_on_all_and_leaves_no_file(saved)
         assert "[Errno 28] process 1: No space left on device" in each["problem"]
         assert "[Errno 28] process 1: No space left on device" in each["refused"]
         assert each["left"] == ["step_00000004"]
-        assert "--save_on_each_node" in each["each node"]
 
 
 def test_the_same_number_of_processes_resumes_bit_by_bit(saved):

@@ -17,6 +17,7 @@ from shared.images.image_models import adapt_to_device, geometry_of, load_geomet
 from shared.models.optimizers import muon_groups
 from shared.models.trainable import backbone
 from shared.options.image_options import ImageOptions
+from shared.processes import rules
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -220,5 +221,5 @@ def test_channels_last_computes_the_same_and_cudnn_benchmark_is_refused_on_a_cpu
     for a, b in zip(first.buffers(), last.buffers(), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
     if flag:
-        on_cpu = SimpleNamespace(device=torch.device("cpu"))
-        assert "--cudnn_benchmark needs a GPU" in runs.refusal(adapt_to_device, on_cpu, config, last)
+        launch = rules.Launch(ImageOptions(cudnn_benchmark=True), {}, on_cpu=True)
+        assert runs.refusal(rules.refuse, launch).startswith("--cudnn_benchmark needs a GPU")

@@ -17,7 +17,7 @@ from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.utils import launch as launch_environment
 
 from shared.errors import UserError
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.processes import rules
 
 FOLDER = Path(__file__).parents[2] / "accelerate_configs"

@@ -14,7 +14,7 @@ from shared.checkpoints.progress import Progress
 from shared.compat import of_torch
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.processes import agreement, ending
 from shared.processes.agreement import Place
 from shared.run.resume import refuse_changed_data

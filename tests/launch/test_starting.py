@@ -13,7 +13,7 @@ import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.processes import agreement, ending, starting
 from shared.run import command
 
@@ -78,6 +78,7 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
         (1, FSDP, {"optim": "sgd"}, "--optim sgd does not work under FSDP.*--optim adamw, or DDP"),
+        (1, FSDP, {"save_on_each_node": True}, "--save_on_each_node True does not work under FSDP"),
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
         (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as set by mpirun or srun.*torchrun"),

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 
 from shared.datasets.labels import Labels
-from shared.encoders.adapters import add_adapters
+from shared.encoders.text_models import add_adapters
 from shared.errors import UserError
 from shared.losses import losses
 from shared.losses.losses import Scale

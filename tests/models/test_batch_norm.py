@@ -120,7 +120,7 @@ def test_norms_without_momentum_and_synchronization_without_norms_are_refused():
     with pytest.raises(UserError, match=r"momentum=None .*set momentum=0\.1"):
         given(nn.BatchNorm1d(3, momentum=None))
     with pytest.raises(UserError, match="no effect on a model without batch norm"):
-        synchronize(SimpleNamespace(device=torch.device("cuda")), nn.Linear(2, 2))
+        synchronize(nn.Linear(2, 2))
 
 
 def test_weights_of_samples_do_not_change_the_averages():

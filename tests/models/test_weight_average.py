@@ -61,8 +61,10 @@ def test_the_average_equals_torchs_bit_for_bit_and_is_what_an_evaluation_and_the
         assert torch.equal(value, expected[name]), name
 
 
-def test_under_fsdp_an_average_is_refused():
+def test_under_fsdp_an_average_and_compiled_layers_are_refused():
     environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    launches = [rules.Launch(ModelOptions(ema_decay=decay), environment, on_cpu=False) for decay in (0.9, None)]
-    assert runs.refusal(rules.refuse, launches[0]).startswith("--ema_decay 0.9 does not work under FSDP: leave it out")
-    rules.refuse(launches[1])
+    for flag, value, use in (("ema_decay", 0.9, None), ("torch_compile", True, False)):
+        launches = [rules.Launch(ModelOptions(**{flag: each}), environment, on_cpu=False) for each in (value, use)]
+        refusal = f"--{flag} {value} does not work under FSDP: use --{flag} {use}, or DDP"
+        assert runs.refusal(rules.refuse, launches[0]).startswith(refusal)
+        rules.refuse(launches[1])

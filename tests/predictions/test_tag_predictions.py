@@ -9,7 +9,7 @@ import torch
 from predicting import predict_file, read_csv, read_jsonl, write_jsonl
 from runs import refusal
 
-from shared.encoders import packing
+from shared.encoders import attention
 
 ARTICLES = ("the", "a", "an")  # an article and the next word are an entity
 DROPPED = "\u200b"  # a word without tokens
@@ -69,8 +69,8 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, row
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_attention_is_chosen_for_the_precision_of_the_launcher(trained, tmp_path, monkeypatch, precision):
     """A GPU would refuse packed attention that was chosen for another precision."""
-    chosen_for, why_not = [], packing.why_not_flash
-    monkeypatch.setattr(packing, "why_not_flash", lambda *words: chosen_for.append(words[2]) or why_not(*words))
+    chosen_for, why_not = [], attention.why_not_flash
+    monkeypatch.setattr(attention, "why_not_flash", lambda *words: chosen_for.append(words[2]) or why_not(*words))
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
     predict_file(trained[0], "--predictions_file", tmp_path / "own.parquet")
     assert {precision} <= set(chosen_for) <= {precision, "no"}  # a self-check is always in full precision

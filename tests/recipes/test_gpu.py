@@ -18,7 +18,7 @@ from runs import losses
 
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
-from shared.encoders import packing
+from shared.encoders.attention import flash_attention, padded_attention
 from shared.metrics.task_metrics import TaskMetrics
 from shared.report import page
 from shared.speed.first_token import Documents
@@ -223,7 +223,7 @@ def test_flash_attention_is_that_of_documents_padded_to_the_longest(lengths, que
 
     kwargs = {"documents": documents(lengths), "queries": documents(queries) if queries else None}
     results = []
-    for attention in (packing.flash_attention, packing.padded_attention):
+    for attention in (flash_attention, padded_attention):
         parts = [part.clone().requires_grad_() for part in (q, k, v)]
         out, _ = attention(None, *parts, None, scaling=width**-0.5, sliding_window=window, **kwargs)
         out.float().square().sum().backward()
@@ -240,7 +240,7 @@ def test_flash_attention_with_dropout_repeats_with_its_seed_and_keeps_the_mean()
 
     def attend(seed):
         torch.manual_seed(seed)
-        return packing.flash_attention(None, q, k, v, None, documents=documents, dropout=0.1)[0].float()
+        return flash_attention(None, q, k, v, None, documents=documents, dropout=0.1)[0].float()
 
     out = attend(1)
     assert torch.equal(out, attend(1))

@@ -4,7 +4,7 @@ import pytest
 import runs
 
 from benchmarks.harness.host_waits import HostWaits
-from shared.encoders import text_models
+from shared.encoders import attention
 
 FLAGS = {
     "nlp": runs.TINY,
@@ -20,7 +20,7 @@ FLAGS = {
 @pytest.fixture
 def count_waits(texts, tmp_path, monkeypatch):
     """A function that trains with a recipe in this process on one CPU and returns the counted waits."""
-    monkeypatch.setattr(text_models, "small_mask", text_models.always_masked)  # the masks of a GPU
+    monkeypatch.setattr(attention, "small_mask", attention.always_masked)  # the masks of a GPU
 
     def call(recipe, flags):
         data = [] if hasattr(recipe.Config, "train_dir") else texts

@@ -15,7 +15,7 @@ from s3_server import S3Server
 from shared.checkpoints import folders, resuming
 from shared.config import options
 from shared.errors import UserError
-from shared.options.extra_options import ExtraOptions
+from shared.options.data_options import ExtraOptions
 from shared.processes import folder_lock
 from shared.remote import mirror
 from shared.remote.mirror import Mirror

@@ -22,7 +22,7 @@ from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
 from shared.processes import starting
 from shared.run.launch_card import hardware
-from shared.speed.activations import in_float32, use_activation_dtype
+from shared.speed.layers import in_float32, use_activation_dtype
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 BF16, CONFIG = torch.bfloat16, ModelOptions(activation_dtype="bf16", output_dir="unused")

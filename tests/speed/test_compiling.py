@@ -5,14 +5,12 @@ Tests of `make campaign` and on GPUs use the real compiler.
 """
 
 import copy
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import runs
 import torch
-from accelerate import Accelerator
 from families import MASKED_LM, compiled, small
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
@@ -21,8 +19,8 @@ from shared.extras.flops import Mfu, count_flops
 from shared.models.trainable import repeated_layers
 from shared.options.data_options import ModelOptions
 from shared.plan.batches import Plan
-from shared.speed import compiling
-from shared.speed.compiling import compile_layers
+from shared.speed import layers
+from shared.speed.layers import compile_layers
 
 CONFIG = ModelOptions(torch_compile=True)
 
@@ -30,7 +28,7 @@ CONFIG = ModelOptions(torch_compile=True)
 @pytest.fixture
 def quick(monkeypatch):
     """Use a backend without code generation, and forget what was compiled before."""
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
     torch._dynamo.reset()
 
 
@@ -42,15 +40,15 @@ def ids(rows, length):
     return torch.arange(rows * length).view(rows, length) % 50
 
 
-def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick, monkeypatch):
+def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(quick, monkeypatch):
     from torch._dynamo.utils import counters
 
     counters.clear()
     monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
-    plain, model = bert(), compile_layers(accelerator, CONFIG, bert())
+    plain, model = bert(), compile_layers(CONFIG, bert())
     assert not torch._dynamo.config.optimize_ddp, "DDP does not split compiled layers"
     assert compiled(model)
-    assert not compiled(compile_layers(accelerator, ModelOptions(), plain)), "without the flag"
+    assert not compiled(compile_layers(ModelOptions(), plain)), "without the flag"
     assert set(model.state_dict()) == set(plain.state_dict()), "the names of the weights are unchanged"
     for rows, length in ((4, 7), (3, 9), (5, 6), (2, 12)):
         losses = [m(ids(rows, length)).logits.square().mean() for m in (plain, model)]
@@ -63,13 +61,13 @@ def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(
             assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
 
 
-def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(accelerator, quick):
+def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(quick):
     from torch._dynamo.utils import counters
 
     counters.clear()
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1]))
     plain = copy.deepcopy(resnet)
-    model = compile_layers(accelerator, CONFIG, resnet, fixed_shapes=True)
+    model = compile_layers(CONFIG, resnet, fixed_shapes=True)
     stages = len(repeated_layers(model))
     for compiled_before, rows in enumerate((4, 3, 4, 3)):
         images = torch.randn(rows, 3, 16, 16)
@@ -78,8 +76,8 @@ def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_s
 
 
 def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_change(accelerator, quick, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # only the hooks matter here; compiled layers do not run them
-    plain, model, random_state = bert(), compile_layers(accelerator, CONFIG, bert()), torch.get_rng_state()
+    monkeypatch.setattr(layers, "BACKEND", "eager")  # only the hooks matter here; compiled layers do not run them
+    plain, model, random_state = bert(), compile_layers(CONFIG, bert()), torch.get_rng_state()
     plan = Plan(lengths=np.full(4, 5), seed=0, global_batch_size=2, max_steps=1)
     run = SimpleNamespace(accelerator=accelerator, config=ModelOptions(peak_tflops=1.0), lengths=plan.lengths)
     run.model, run.plan, run.compute_loss, mfu = model, plan, lambda _: model(ids(2, 5)), Mfu()
@@ -89,18 +87,14 @@ def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_chan
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(accelerator, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    refused = partial(runs.refusal, compile_layers, accelerator, CONFIG)
-    assert "--torch_compile needs a compiler, and there is no no-such-compiler" in refused(bert())
-    assert refused(nn.Linear(1, 1)).startswith("--torch_compile finds no repeated layers in a Linear")
-    monkeypatch.setattr(Accelerator, "is_fsdp2", True)
-    assert refused(bert()).startswith("--torch_compile is not tested with FSDP")
+def test_a_model_without_layers_is_refused_in_one_line():
+    message = runs.refusal(compile_layers, CONFIG, nn.Linear(1, 1))
+    assert message.startswith("--torch_compile finds no repeated layers in a Linear")
 
 
 @pytest.mark.docs  # whole runs take long
 def test_a_compiled_run_equals_the_eager_one_up_to_rounding_and_resumes_bit_identically(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
     base, middle = [*runs.TINY_IMAGES, "--checkpointing_steps", 4], tmp_path / "compiled/checkpoints/step_00000004"
     jobs = {"eager": base, "compiled": [*base, "--torch_compile"]}
     jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", middle]

@@ -9,9 +9,9 @@ from families import MASKED_LM, batch, small
 from transformers.integrations import sdpa_attention
 
 from shared.compat import of_transformers
-from shared.encoders import text_models
+from shared.encoders import attention
+from shared.encoders.attention import ON_CPU, ON_GPU, use_attention
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.text_models import ON_CPU, ON_GPU, use_attention
 from shared.models.trainable import is_short
 from shared.speed import first_token
 from shared.speed.first_token import shorten_last_layer
@@ -77,11 +77,11 @@ CASES = {
     "last layer, vit": ("vit", shorten_last_layer, family("vit", changed), LAST, DIFFERS),
     "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
     "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
-    "masks": ("bert", attend_on_gpu, (text_models, "always_masked", unpadded), OF_GPU, DIFFERS),
-    "small masks": ("bert", attend_on_cpu, (text_models, "small_mask", unpadded), OF_CPU, DIFFERS),
+    "masks": ("bert", attend_on_gpu, (attention, "always_masked", unpadded), OF_GPU, DIFFERS),
+    "small masks": ("bert", attend_on_cpu, (attention, "small_mask", unpadded), OF_CPU, DIFFERS),
     "masks, attention": ("bert", attend_on_gpu, (of_transformers, "attention_function", ATTENTION), OF_GPU, DIFFERS),
-    "products": ("bert", attend_on_cpu, (text_models, "attend", changed(text_models.attend)), OF_CPU, DIFFERS),
-    "products, fails": ("modernbert", attend_on_cpu, (text_models, "attend", gone), OF_CPU, FAILS),
+    "products": ("bert", attend_on_cpu, (attention, "attend", changed(attention.attend)), OF_CPU, DIFFERS),
+    "products, fails": ("modernbert", attend_on_cpu, (attention, "attend", gone), OF_CPU, FAILS),
 }
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.errors import UserError
-from shared.models.trainable import SaverWithoutFrozen, digest_of, frozen_parameters
+from shared.fsdp.strategy import SaverWithoutFrozen, digest_of, frozen_parameters
 from shared.optimization.optimizers import make_optimizer
 from shared.options.text_options import TextOptions
 from shared.plan.batches import Plan

@@ -9,13 +9,18 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from shared.datasets.label_cells import TOO_MANY, Kind, cells_of, kind_of_column, labels_in, marks_of
 from shared.datasets.label_columns import (
     FLAG,
+    TOO_MANY,
+    Kind,
     array_of_blocks,
+    cells_of,
     class_names,
     is_fraction,
     is_list,
+    kind_of_column,
+    labels_in,
+    marks_of,
     names_of_ids,
     numbers_in,
     refuse_outliers,

@@ -52,41 +52,43 @@ def load_tables(
             f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
             "different columns, because the model would read its own target, or a text twice"
         )
-    if config.train_file or config.dataset_name:
-        train, validation = read_parts(config, text_columns, label_columns, problem_type)
-    else:
-        assert embedded, "neither --train_file nor --dataset_name, and no default data"
-        train, validation = embedded()
-    if validation is None:
-        targets = targets_of(train) if targets_of else None
-        train, validation = hold_out(train, config.validation_split_percentage, config.seed, targets)
-    return train, validation
+    tables = read_parts(config, text_columns, label_columns, problem_type, embedded)
+    if len(tables) == 1:
+        targets = targets_of(tables[0]) if targets_of else None
+        return hold_out(tables[0], config.validation_split_percentage, config.seed, targets)
+    return tables[0], tables[1]
 
 
 def read_parts(
-    config: DataOptions, columns: Sequence[str], label_columns: Sequence[str], problem_type: str | None = None
-) -> tuple[pa.Table, pa.Table | None]:
-    """The training rows and, if there are any, the validation rows of --train_file or --dataset_name.
+    config: DataOptions,
+    columns: Sequence[str],
+    label_columns: Sequence[str],
+    problem_type: str | None = None,
+    embedded: Callable[[], Sequence[pa.Table]] | None = None,
+    read: Callable[[Sequence[str], str, str | None], pa.Table] | None = None,
+) -> list[pa.Table]:
+    """The training rows and, if there are any, the validation rows; by default, what `embedded` returns.
 
-    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`.
+    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`. Files are read by
+    `read`, with the arguments and the results of `read_file`, which is the default.
 
     Raises:
         UserError: the data cannot be read.
     """
-    validation: pa.Table | None = None
     if config.train_file:
-        train = read_file(config.train_file, "--train_file", config.csv_delimiter)
-        if config.validation_file:
-            validation = read_file(config.validation_file, "--validation_file", config.csv_delimiter)
+        given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
+        tables = [(read or read_file)(names, flag, config.csv_delimiter) for flag, names in given.items() if names]
+    elif config.dataset_name:
+        tables = read_dataset(config, label_columns)
     else:
-        train, validation = read_dataset(config, label_columns)
+        assert embedded, "neither --train_file nor --dataset_name, and no default data"
+        tables = [*embedded()]
     if len(label_columns) == 1 and getattr(config, "label_delimiter", None) is None:
-        train = decided(train, label_columns[0], problem_type)
-        validation = validation and decided(validation, label_columns[0], problem_type, like=train)
+        tables[0] = decided(tables[0], label_columns[0], problem_type)
+        tables[1:] = [decided(table, label_columns[0], problem_type, like=tables[0]) for table in tables[1:]]
     if config.skip_incomplete_rows:
-        train = skip_incomplete(train, (*columns, *label_columns))
-        validation = validation and skip_incomplete(validation, (*columns, *label_columns))
-    return train, validation
+        tables = [skip_incomplete(table, (*columns, *label_columns)) for table in tables]
+    return tables
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:
@@ -119,7 +121,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         return ~np.any([np.zeros(block.num_rows, bool), *(missing(block, name) for name in there)], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
-    kept = arrow_files.filtered(table, complete, "complete", there, readings)
+    kept = arrow_files.filtered(table, complete, "complete", there, readings) if there else table
     if not (skipped := table.num_rows - kept.num_rows):
         return table
     left_out = (
@@ -145,11 +147,11 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")
 
 
-def read_dataset(config: DataOptions, label_columns: Sequence[str] = ()) -> tuple[pa.Table, pa.Table | None]:
+def read_dataset(config: DataOptions, label_columns: Sequence[str]) -> list[pa.Table]:
     """The training and the validation rows of --dataset_name: a `save_to_disk` folder, or a data set of the Hub.
 
     The splits are selected by the flags, or otherwise by their names. Without a validation split, a test split with
-    labels replaces it, and a message is printed. Without either, the validation rows are None.
+    labels replaces it, and a message is printed. Without either, there are training rows only.
 
     Raises:
         UserError: the data set cannot be read, or has no such split.
@@ -171,10 +173,11 @@ def read_dataset(config: DataOptions, label_columns: Sequence[str] = ()) -> tupl
         split = _validation_split(
             {other: table for other, table in parts.items() if other != train}, source, label_columns
         )
-    for used in (train, split):
-        if used is not None and not parts[used].num_rows:
+    chosen = [train, split] if split else [train]
+    for used in chosen:
+        if not parts[used].num_rows:
             raise UserError(f"{source}: its split {used} has no rows: use another split")
-    return parts[train], parts[split] if split else None
+    return [parts[used] for used in chosen]
 
 
 def _validation_split(parts: Mapping[str, pa.Table], source: str, label_columns: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
 from shared.datasets import arrow_files, readers, rows
-from shared.tagging import pieces, tags, windows
+from shared.tagging import pieces, tags
 
 LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (arrow_files, "IN_MEMORY"): -1,
@@ -21,7 +21,7 @@ LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (pieces, "SMALLEST_BLOCK"): 16,
     (tags, "BATCH_TEXTS"): 5,
     (tags, "BATCH_WORDS"): 60,
-    (windows, "BATCH_TEXTS"): 5,
+    (pieces, "BATCH_TEXTS"): 5,
 }
 
 

@@ -15,11 +15,10 @@ from runs import refusal
 from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import blocks_of_lines, line_number
-from shared.datasets.rows import content_of
+from shared.datasets.rows import batches_of, content_of
 from shared.options.data_options import DataOptions
-from shared.text import documents as documents_module
-from shared.text.documents import first_texts, load_documents, of_files, of_table, small_together
-from shared.text.table_texts import batches_of
+from shared.text import corpus as corpus_module
+from shared.text.corpus import first_texts, load_documents, of_files, of_table, small_together
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -90,7 +89,7 @@ TEXTS = [f"document {i} " + "é, x " * (i % 7) for i in range(60)]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Groups of files of about 300 bytes, and Arrow files of more than 100 bytes in small blocks."""
-    monkeypatch.setattr(documents_module, "GROUP_BYTES", 300)
+    monkeypatch.setattr(corpus_module, "GROUP_BYTES", 300)
     monkeypatch.setattr(arrow_files, "IN_MEMORY", 100)
     monkeypatch.setattr(readers, "BLOCK_BYTES", 50)
 
@@ -153,7 +152,7 @@ def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 12))
 def test_groups_are_as_large_as_possible(sizes, most):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents_module, "GROUP_BYTES", most)
+        patch.setattr(corpus_module, "GROUP_BYTES", most)
         groups = small_together(sizes)
     assert [i for group in groups for i in group] == list(range(len(sizes)))
     totals = [sum(sizes[i] for i in group) for group in groups]

@@ -19,7 +19,7 @@ from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed
 from shared.text import prepared_folder, remote_tokens
-from shared.text.documents import of_files
+from shared.text.corpus import of_files
 from shared.text.masking import masking_for
 from shared.text.prepared_folder import open_prepared, write_prepared
 from shared.text.token_files import MaskedDocuments, tokenize_documents

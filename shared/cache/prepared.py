@@ -273,8 +273,10 @@ def key_digest(*key: object) -> str:
     return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
 
 
-def text_once(name: str, file: str, compute: Callable[[], str]) -> str:
-    """The result of `compute`, which is called once per machine, from this file in the folder `name`."""
+def text_once(name: str | None, file: str, compute: Callable[[], str]) -> str:
+    """The result of `compute`, which is called once per machine, from this file in the folder `name`; None: no file."""
+    if not name:
+        return compute()
 
     def build(folder: Path) -> None:
         (folder / file).write_text(compute())

@@ -1,58 +1,34 @@
-"""Label columns of all tasks: numbers to predict, the labels of each row as texts, and the names of ClassLabels."""
+"""Label columns of all tasks: numbers to predict, the names of ClassLabels, and arrays of what the rows contain."""
 
-import json
-from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array, text_once
+from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
 from shared.compat import of_datasets
-from shared.datasets.rows import (
-    blocks_of,
-    column_of,
-    content_of,
-    decided,
-    is_text,
-    reading_in,
-    refuse_missing,
-    source_of,
-    where,
-)
+from shared.datasets.rows import blocks_of, column_of, content_of, decided, reading_in, refuse_missing, source_of, where
 from shared.errors import UserError
 
-Kind = Literal["classification", "multi_label", "regression"]
-
 FLAG = "--label_column_name"
-FORMAT = 1  # part of the cache's names: increase it when the numbers or labels of the same rows change
+FORMAT = 1  # part of the cache's names: increase it when the numbers of the same rows change
 BLOCK = 1 << 20  # numbers of a memory-mapped array that are read at once
 FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
-TOO_MANY = "too many for classes: use another column, or --problem_type regression if the labels are numbers"
-MOST_DISTINCT = 1 << 20  # different labels of a table
-ZERO_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # for one label, in lower case
-NEEDS: dict[Kind, str] = {
-    "classification": "one label",
-    "multi_label": "a list of labels, several columns or --label_delimiter",
-    "regression": "one number",
-}
 
 
 def numbers_in(table: pa.Table, column: str) -> np.ndarray:
     """float64 [N]; those of a memory-mapped table are memory-mapped.
 
     Raises:
-        UserError: the column does not exist or does not contain numbers, or see `numbers_of`.
+        UserError: the column does not exist or does not contain numbers, or one is missing or not finite in float32.
     """
     table = decided(table, column, "regression")
     empty = table.slice(0, 0)
     if not is_number(type_ := column_of(empty, column, FLAG).type):
         raise UserError(f"{FLAG} {column}: {source_of(table)} contains {type_}, not numbers")
-    blocks = (numbers_of(block, column) for block in chain([empty], blocks_of(table)))
+    blocks = (_numbers_of(block, column) for block in chain([empty], blocks_of(table)))
     return array_of_blocks(table, blocks, FORMAT, column, reading_in(table, column))
 
 
@@ -71,8 +47,8 @@ def is_fraction(type_: pa.DataType) -> bool:
     return bool(pa.types.is_floating(type_) or pa.types.is_decimal(type_))
 
 
-def numbers_of(table: pa.Table, column: str) -> np.ndarray:
-    """float64 [N]; UserError for a number that is missing, or not finite in float32, the type of the model's output."""
+def _numbers_of(table: pa.Table, column: str) -> np.ndarray:
+    """float64 [N]; float32 is the type of the model's output."""
     cells = column_of(table, column, FLAG).cast(pa.float64())
     refuse_missing(table, column, cells.is_null(nan_is_null=True))
     numbers = cells.to_numpy()
@@ -141,109 +117,3 @@ def names_of_ids(
         found = f"{where(table, int(rows[nameless[0]]))} has {what}{ids[nameless[0]]} in {column}"
         raise UserError(f"{found}, but its ClassLabel has names for 0 to {len(classes) - 1} only: correct the row")
     return pa.array(classes).take(pa.array(ids))
-
-
-def kind_of_column(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
-    """The kind of labels in a column of this type, or `wanted`; UserError if the type does not fit that."""
-    a_list = is_list(type_)
-    cell = type_.value_type if a_list else type_
-    numeric = is_number(cell)
-    if not (numeric or is_text(cell) or pa.types.is_boolean(cell)):
-        raise UserError(f"{source} contains {type_}: labels are strings, numbers, booleans, or lists of them")
-    kind = wanted or ("multi_label" if a_list else "regression" if is_fraction(cell) else "classification")
-    if a_list != (kind == "multi_label") or (kind == "regression" and not numeric):
-        raise UserError(f"{source} contains {type_}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type")
-    return kind
-
-
-class Cells(NamedTuple):
-    """The labels of some rows, one after the other."""
-
-    texts: list[str]  # the different labels
-    places: np.ndarray  # int64 [n], of each label in `texts`
-    rows: np.ndarray  # int64 [n], the row of each label, ascending
-
-
-class Found(NamedTuple):
-    """The labels of a table."""
-
-    first_rows: dict[str, int]  # the first row with each label, in order
-    least: int  # number of labels of a row
-    most: int
-
-
-def cells_of(block: pa.Table, columns: Sequence[str], delimiter: str | None = None) -> Cells:
-    """The labels of the rows of a block; with several columns, the cell of each. UserError for a missing label.
-
-    With a delimiter no label can be missing: a row with an empty text has no labels.
-    """
-    texts: list[str] = []
-    places = []
-    rows = np.arange(block.num_rows)
-    for name in columns:
-        cells = column_of(block, name, FLAG).combine_chunks()
-        if delimiter is not None:
-            cells = _split(cells, delimiter)
-        if is_list(cells.type):
-            refuse_missing(block, name, cells.is_null())
-            rows = np.repeat(rows, np.asarray(pc.list_value_length(cells)))
-            cells = cells.flatten()
-        encoded = cells.dictionary_encode("encode")
-        found = [*map(text_of, encoded.dictionary.to_pylist())]
-        gaps = {"", "-1"} if class_names(block, name) else {""}  # on the Hub, -1 is a label that is not published
-        refuse_missing(block, name, np.array([text.strip() in gaps for text in found], bool)[encoded.indices], rows)
-        places.append(np.asarray(encoded.indices, np.int64) + len(texts))
-        texts += found
-    return Cells(texts, np.stack(places, axis=1).ravel(), np.repeat(rows, len(columns)))
-
-
-def _split(cells: pa.Array, delimiter: str) -> pa.Array:
-    """The labels in texts with a delimiter: lists of texts [N]."""
-    encoded = cells.dictionary_encode("encode")
-    parts = (map(str.strip, text_of(cell).split(delimiter)) for cell in encoded.dictionary.to_pylist())
-    return pa.array([[*filter(None, labels)] for labels in parts], pa.list_(pa.string())).take(encoded.indices)
-
-
-def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
-    """The labels in a column. The first process of a machine reads a memory-mapped table, once.
-
-    Raises:
-        UserError: a label is missing, or there are too many different ones.
-    """
-
-    def find() -> str:
-        first_rows: dict[str, int] = {}
-        start = 0
-        sizes: set[int] = set()
-        for block in blocks_of(table):
-            texts, places, rows = cells_of(block, [column], delimiter)
-            first = np.empty(len(texts), np.int64)
-            first[places[::-1]] = rows[::-1]  # of the rows with the same label, the one that is written last stays
-            for text, row in zip(texts, first.tolist(), strict=True):
-                first_rows.setdefault(text, start + row)
-            if len(first_rows) > MOST_DISTINCT:
-                found = f"more than {MOST_DISTINCT:,} different values in {column}"
-                raise UserError(f"{source_of(table)} has {found}, {TOO_MANY}")
-            sizes |= {*np.unique(np.bincount(rows, minlength=block.num_rows)).tolist()}
-            start += block.num_rows
-        return json.dumps([first_rows, min(sizes, default=0), max(sizes, default=0)])
-
-    content = content_of(table)
-    key = key_digest(FORMAT, content, column, reading_in(table, column), delimiter)
-    return Found(*json.loads(text_once(f"labels-{key}", "labels.json", find) if content else find()))
-
-
-def text_of(cell: Any) -> str:
-    """A label as text; "" for null and NaN. Whole floats become integers: some programs store integers like that."""
-    if cell is None or cell != cell:  # noqa: PLR0124
-        return ""
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    if isinstance(cell, float | Decimal) and float(cell).is_integer() and abs(float(cell)) < 2**53:
-        cell = int(cell)
-    return str(cell)
-
-
-def marks_of(labels: Sequence[str]) -> list[int]:
-    """The 0 or 1 that each text means, and -1 for another text."""
-    return [ZERO_ONE.get(label.strip().lower(), -1) for label in labels]

@@ -1,15 +1,12 @@
-"""Arrow tables that know their source, the types of the untyped columns of a text file, and texts in batches.
+"""Arrow tables that know their source, and the types of the untyped columns of a text file.
 
 A table stores its source in its metadata (`named`), so that an error about a row names its file and row number.
 """
 
 import bisect
-import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +24,6 @@ ROW_COLUMN = "__row__"  # the row number in the source, where it differs from th
 AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: how they are read, or b""
 FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 BLOCK_ROWS = 1 << 18  # maximum number of rows in a block of a table
-BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for frequent updates of the progress bar
-BATCH_BYTES = 1 << 20  # of text in a batch, or one row: the tokenizer needs about 30 bytes of memory for each
-TEXT_FLAG = "--text_column_names"
 FILL_IN = "fill it in, or skip such rows with --skip_incomplete_rows"
 NO_VALUE = pa.array(pyarrow.csv.ConvertOptions().null_values)  # "", "NA", "null", "nan", ...: gaps among numbers
 INTEGER = r"^[+-]?[0-9]+$"
@@ -88,10 +82,15 @@ def column_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
     """The column `name`, without dictionary encoding; of a CSV file, as text, unless `decided` gave it a type.
 
     Raises:
-        UserError: there is no such column; names `flag` and the existing columns.
+        UserError: there is no such column; names `flag`, the existing columns, and one whose name differs only in case
+            or outer white space.
     """
     if name not in table.column_names:
-        raise no_such_column([column for column in table.column_names if column != ROW_COLUMN], name, flag, table)
+        names = [found for found in table.column_names if found != ROW_COLUMN]
+        alike = [found for found in names if found.strip().casefold() == name.strip().casefold()]
+        hint = f": use {flag} {shlex.quote(alike[0])}" if alike else ""
+        there = f"{source_of(table)} has no such column (columns: {', '.join(names)})"
+        raise UserError(f"{flag} {name}: {there}{hint}")
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -102,14 +101,6 @@ def typed_column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
     """As `column_of`; a column of a CSV file has the type that `reading_of` infers."""
     column = column_of(table, name, "")
     return read_as(column, reading_of(column)) if reading_in(table, name) == "" else column
-
-
-def no_such_column(names: list[str], name: str, flag: str, source: pa.Table | str) -> UserError:
-    """The error about a missing column; it suggests a column whose name differs only in case or outer white space."""
-    source = source if isinstance(source, str) else source_of(source)
-    alike = [found for found in names if found.strip().casefold() == name.strip().casefold()]
-    hint = f": use {flag} {shlex.quote(alike[0])}" if alike else ""
-    return UserError(f"{flag} {name}: {source} has no such column (columns: {', '.join(names)}){hint}")
 
 
 def as_written(table: pa.Table) -> pa.Table:
@@ -177,14 +168,9 @@ def decided(table: pa.Table, column: str, problem_type: str | None, like: pa.Tab
         numbers = numbers or (problem_type is None and pa.types.is_floating(type_))
         as_text = is_text(type_) and reading_in(like, column) != "bare text"
 
-    def find() -> str:
-        return "text" if as_text else reading_of(table[column], numbers)
-
     content = content_of(table)
-    if content and not as_text:
-        reading = text_once(f"reading-{key_digest(FORMAT, content, column, numbers)}", "reading", find)
-    else:
-        reading = find()
+    name = content and f"reading-{key_digest(FORMAT, content, column, numbers)}"
+    reading = "text" if as_text else text_once(name, "reading", lambda: reading_of(table[column], numbers))
     if numbers and reading != "float64":
         is_number = pc.match_substring_regex(_without_gaps(table[column]), NUMBER)
         row = pc.index(is_number, False).as_py()
@@ -225,59 +211,3 @@ def refuse_missing(
     if len(found := np.flatnonzero(missing)):
         row = int(found[0] if rows is None else rows[found[0]])
         raise UserError(f"{where(table, row)} has no {what} in {column}: {FILL_IN}")
-
-
-def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
-    """The text columns of a table; UserError for a type that is not text."""
-    if not 1 <= len(text_columns) <= 2:
-        raise UserError(f"{TEXT_FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
-    return pa.table([text_column(table, name, TEXT_FLAG) for name in text_columns], list(text_columns))
-
-
-def text_column(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
-    """A column of text, or of nulls; UserError, which names `flag`, if it does not exist or has another type."""
-    column = column_of(table, name, flag)
-    if not (is_text(column.type) or pa.types.is_null(column.type)):
-        raise UserError(f"{flag} {name}: this column of {source_of(table)} contains {column.type}, not text")
-    return column
-
-
-def refuse_empty(table: pa.Table, text_columns: Sequence[str]) -> None:
-    """Raise UserError if a row has no text in a column: the rows that --skip_incomplete_rows skips."""
-    for name in text_columns:
-        gaps = ((block, np.flatnonzero(missing(block, name))) for block in blocks_of(table))
-        if found := [(block, rows) for block, rows in gaps if len(rows)]:
-            (block, rows), count = found[0], sum(len(rows) for _, rows in found)
-            such = f" ({count:,} such rows)" if count > 1 else ""
-            raise UserError(f"{where(block, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
-
-
-def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
-    """Yield lists of at most BATCH_ROWS texts or text pairs, with about BATCH_BYTES; "" for null and white space."""
-    nothing = pa.scalar("", pa.large_string())
-    for batch in filter(len, columns.to_reader(max_chunksize=BATCH_ROWS)):  # a list of all batches may be long
-        filled = (pc.fill_null(column.cast(nothing.type), nothing) for column in batch.columns)
-        texts = [pc.if_else(pc.utf8_is_space(column), nothing, column) for column in filled]
-        ends = np.cumsum(sum(pc.binary_length(column).to_numpy() for column in texts))
-        cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
-        for start, end in pairwise([0, *cuts.tolist(), len(ends)]):
-            rows = [column.slice(start, end - start).to_pylist() for column in texts]
-            yield rows[0] if len(rows) == 1 else list(zip(*rows, strict=True))
-
-
-def columns_in_batches(columns: pa.Table) -> Iterator[list[str]]:
-    """Yield the texts of one column after the other."""
-    return chain.from_iterable(batches_of(columns.select([place])) for place in range(columns.num_columns))
-
-
-def digest_of(table: pa.Table, columns: pa.Table) -> str:
-    """A digest of the texts in `columns` of a table, independent of Arrow's chunk boundaries.
-
-    The texts of a memory-mapped table are not read: it has a digest of all its rows.
-    """
-    if content := content_of(table):
-        return key_digest(content, columns.column_names)
-    digest = hashlib.blake2b(digest_size=16)
-    for batch in columns.combine_chunks().to_batches(BATCH_ROWS):
-        digest.update(repr([column.to_pylist() for column in batch.columns]).encode())
-    return digest.hexdigest()

@@ -22,7 +22,8 @@ from shared.datasets.rows import content_of, source_of
 from shared.errors import UserError, count_of, say
 from shared.pretrained.tokenizers import check_unknown
 from shared.tagging.tags import BATCH_TEXTS, WORDS, Ints, batches_of, begins_of, sizes_of
-from shared.text.tokenized import Encoder, Rows, room_for_text
+from shared.text.encoder import Encoder
+from shared.text.tokenized import Rows, room_for_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,10 +68,7 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
         UserError: the tokenizer is not a fast one.
     """
     if not tokenizer.is_fast:
-        raise UserError(
-            f"--model_name_or_path: {type(tokenizer).__name__} is a slow tokenizer, which does not tell which piece "
-            "belongs to which word: use a model with a tokenizer.json"
-        )
+        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
     fast = tokenizer.backend_tokenizer
     if isinstance(fast.pre_tokenizer, pre_tokenizers.ByteLevel):
         spaced = fast.pre_tokenizer

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from shared.cache.prepared import each_share, key_digest, place_to_begin
-from shared.datasets import arrow_files
-from shared.datasets.readers import blocks, blocks_of_lines, find_files, is_compressed, kind_of, lines_of, opened
-from shared.datasets.rows import batches_of, digest_of, named, source_of, text_column, with_content
+from shared.datasets import arrow_files, readers
+from shared.datasets.readers import blocks, find_files, is_compressed, opened
+from shared.datasets.rows import named, source_of, with_content
 from shared.datasets.tables import hold_out, limited, read_parts
 from shared.demo_data import texts as demo_texts
 from shared.demo_data.embedded import in_splits
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
+from shared.text.encoder import batches_of, digest_of, text_column
 from shared.text.prepared_folder import FLAG as PREPARED_FLAG
-from shared.text.prepared_folder import open_prepared, vocabulary_digest
+from shared.text.prepared_folder import TOKENIZER, open_prepared, vocabulary_digest
 from shared.text.token_files import Corpus, tokenize_documents
 from shared.text.tokenized import train_tokenizer
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 FLAG = "--text_column_name"
 GROUP_BYTES = 1 << 25  # of small files that become one Arrow file
 COMPRESSION = 4  # assumed size of the content of a compressed file, relative to the file
-TEXT_FILES = (".txt", ".text", ".md")
-KINDS = (*TEXT_FILES, ".csv", ".tsv", ".jsonl", ".json", ".parquet")
+KINDS = (*readers.TEXT_FILES, *readers.KINDS)
 TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
 
 Part = tuple[Corpus, pa.Table]  # a corpus and those of its `documents` that are used
@@ -71,22 +71,22 @@ def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]
         raise UserError(
             f"--text_column_name {config.text_column_name} has no effect on {where}, which has tokens: remove the flag"
         )
-    prepared = open_prepared(config.prepared_data, config.cache_gb)
+    corpora, index, folder = open_prepared(config.prepared_data, config.cache_gb)
     if config.model_name_or_path:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
-        if vocabulary_digest(tokenizer) != prepared.vocabulary:
+        if vocabulary_digest(tokenizer) != index["vocabulary"]:
             raise UserError(
                 f"{where} was prepared with another tokenizer than that of --model_name_or_path "
                 f"{config.model_name_or_path}: prepare it again with this flag"
             )
     else:
-        if prepared.trained is None:
+        if index["trained"] is None:
             raise UserError(f"{where} was prepared with the tokenizer of a model: give its --model_name_or_path")
-        for name, there in zip(("tokenizer_type", "vocab_size"), prepared.trained, strict=True):
+        for name, there in zip(("tokenizer_type", "vocab_size"), index["trained"], strict=True):
             if getattr(config, name) != there:
                 raise UserError(f"--{name} {getattr(config, name)}: {where} was prepared with {there}: give that")
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(prepared.tokenizer, model_max_length=config.max_length)
-    return prepared.corpora, tokenizer
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER, model_max_length=config.max_length)
+    return corpora, tokenizer
 
 
 def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tuple[Part, Part]:
@@ -156,17 +156,9 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
             sizes.append(file.stat().st_size * (COMPRESSION if is_compressed(file) else 1))
 
     def read(file: Path, source: str) -> Iterator[pa.Table]:
-        tables: Iterator[pa.Table]
-        if kind_of(file) in TEXT_FILES:
-            tables = (pa.table({"text": lines_of(block)}) for _, block in blocks_of_lines(file, source))
-        else:
-            tables = blocks(file, source, csv_delimiter, column_name)
-        found: pa.Table | None = None
-        for found in tables:
-            texts = text_column(named(found, source), column_name, FLAG)
+        for table in blocks(file, source, csv_delimiter, column_name):
+            texts = text_column(named(table, source), column_name, FLAG)
             yield pa.table({"text": texts.cast(pa.large_string())})
-        if found is None:
-            raise UserError(f"{source} is empty")
 
     source, how = f"{flag} {' '.join(given)}", f"documents {column_name} {csv_delimiter}"
     groups = small_together(sizes)
@@ -193,17 +185,11 @@ def small_together(sizes: Sequence[int]) -> list[range]:
 
 
 def first_texts(documents: pa.Table, most_bytes: int) -> pa.Table:
-    """The first texts with `most_bytes` characters in total, in a column text: training data for a tokenizer.
-
-    Raises:
-        UserError: there is no text.
-    """
+    """The first texts with `most_bytes` characters in total, in a column text: training data for a tokenizer."""
     texts, size = [], 0
     for text in filter(None, chain.from_iterable(batches_of(documents))):
         texts.append(text)
         size += len(text)
         if size >= most_bytes:
             break
-    if not texts:
-        raise UserError(f"{source_of(documents)} contains no text")
     return named(pa.table({"text": pa.array(texts, pa.large_string())}), source_of(documents))

@@ -1,11 +1,8 @@
 """Tables of texts as flat arrays of tokens, cached on disk; padding of batches; training of new tokenizers."""
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -17,27 +14,17 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.utils.data import Dataset
 
-from shared.cache.division import Division, cores_of_process, parts_of
+from shared.cache.division import Division, parts_of
 from shared.cache.prepared import Arrays, build_once, cache_dir, key_digest, mapped_file, ranges, read_array, text_once
-from shared.datasets.rows import (
-    batches_of,
-    columns_in_batches,
-    digest_of,
-    missing,
-    refuse_empty,
-    source_of,
-    texts_of,
-    where,
-)
+from shared.datasets.rows import missing, source_of, where
 from shared.errors import UserError
-from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown, threads_off, unknown_token
-from shared.processes.ending import local_processes
+from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
+from shared.text.encoder import Encoder, batches_of, columns_in_batches, digest_of, refuse_empty, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FORMAT = 3  # part of the names of tokenizers in the cache: increase it when training gives another tokenizer
-TOKENS_FORMAT = 5  # part of the names of tokens in the cache: increase it when the files for the same texts change
 BLOCK_ROWS = 1 << 12  # of a table, or more: 0.2 s of one core for texts of 150 characters
 BLOCK_DOCUMENTS = 1 << 10  # of a corpus, whose texts are longer
 SPECIAL_TOKENS = {
@@ -163,59 +150,6 @@ def joined(items: list[Item]) -> Rows:
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     all_types = None if types[0] is None else np.concatenate(types)
     return Rows(lengths, np.concatenate(ids), all_types, None if targets[0] is None else np.array(targets))
-
-
-class Encoder:
-    """Converts texts to token ids, without transformers' wrapper where possible, because that doubles the time.
-
-    Args:
-        tokenizer: its settings do not change.
-        max_length: tokens of a row, with special tokens. None: whole texts without special tokens, in which "[MASK]" is
-            text; the tokenizer must be a fast one.
-        prompt: put before each text.
-    """
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int | None, prompt: str = "") -> None:
-        self.tokenizer, self.max_length, self.prompt = tokenizer, max_length, prompt
-        self.id_type = np.uint16 if max(tokenizer.get_vocab().values()) <= np.iinfo(np.uint16).max else np.int32
-        self.with_types = max_length is not None and "token_type_ids" in tokenizer.model_input_names
-        self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
-        self.fast: Tokenizer | None = None
-        as_text = max_length is None or tokenizer.split_special_tokens
-        if tokenizer.is_fast:
-            self.fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, whose settings may change
-            self.fast.no_padding()
-            self.fast.no_truncation()
-            if max_length is not None:
-                self.fast.enable_truncation(max_length, direction=tokenizer.truncation_side)
-            self.fast.encode_special_tokens = as_text
-            content = self.fast.to_str().encode()
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                tokenizer.save_pretrained(folder)
-                content = b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
-        settings = TOKENS_FORMAT, tokenizers.__version__, max_length, as_text, self.with_types, self.unknown
-        self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content + prompt.encode()
-        self.threads = min(2, cores_of_process()) if self.fast and not threads_off() else 1  # one of them converts
-        if local_processes() > 1:  # the threads of tokenizers; it keeps their number if it has already started them
-            os.environ.setdefault("RAYON_NUM_THREADS", str(cores_of_process()))
-
-    def encode(self, batch: list[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]:
-        """The concatenated token ids, the number of tokens in each row (int64), and the token types (uint8)."""
-        if self.prompt:
-            batch = [self.prompt + text for text in batch]
-        if self.fast:
-            encodings = self.fast.encode_batch_fast(batch, add_special_tokens=self.max_length is not None)
-            ids = [encoding.ids for encoding in encodings]
-            types = [encoding.type_ids for encoding in encodings] if self.with_types else []
-        else:
-            pairs = list(zip(*batch, strict=True)) if isinstance(batch[0], tuple) else [batch]
-            encoded = self.tokenizer(*map(list, pairs), truncation=True, max_length=self.max_length)
-            ids, types = encoded["input_ids"], encoded.get("token_type_ids", [])
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        total = lengths.sum()
-        flat = np.fromiter(chain.from_iterable(ids), self.id_type, total)
-        return flat, lengths, np.fromiter(chain.from_iterable(types), np.uint8, total if self.with_types else 0)
 
 
 def room_for_text(max_length: int, special: int) -> int:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from table_files import in_both_ways, loaded
 
-from shared.datasets import arrow_files, label_columns
+from shared.datasets import arrow_files, label_cells
 from shared.datasets.rows import content_of
 from shared.datasets.tables import load_tables, read_file, read_saved
 from shared.options.data_options import DataOptions
@@ -105,7 +105,7 @@ def test_a_large_table_has_the_splits_targets_and_errors_of_a_small_one(tmp_path
 
 
 def test_too_many_different_labels_end_the_search(tmp_path, monkeypatch):
-    monkeypatch.setattr(label_columns, "MOST_DISTINCT", 50)
+    monkeypatch.setattr(label_cells, "MOST_DISTINCT", 50)
     _, large = loaded(train_file=write(tmp_path / "a.csv", [f"a{i}" for i in range(ROWS)]))
     assert "has more than 50 different values in label, too many for classes" in large
 

@@ -13,15 +13,16 @@ from toy_data import WORDS, word_tokenizer
 from shared.cache import prepared
 from shared.datasets import arrow_files
 from shared.datasets import readers as readers_module
-from shared.datasets import rows as rows_module
 from shared.datasets.rows import ROW_COLUMN, named, numbered
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.text import corpus as corpus_module
+from shared.text import encoder
 from shared.text import tokenized as tokenized_module
 from shared.text.corpus import of_files, of_table, select_parts
+from shared.text.encoder import Encoder
 from shared.text.token_files import tokenize_documents
-from shared.text.tokenized import Encoder, train_tokenizer
+from shared.text.tokenized import train_tokenizer
 
 TEXTS = [" ".join(WORDS[i * k % 8] for k in range(i % 23)) for i in range(300)]  # one in 23 has no text
 ROWS = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
@@ -29,7 +30,7 @@ FEW = 9  # documents in a small file
 SMALL = {
     (corpus_module, "GROUP_BYTES"): 2000,
     (tokenized_module, "BLOCK_DOCUMENTS"): 30,
-    (rows_module, "BATCH_ROWS"): 10,
+    (encoder, "BATCH_ROWS"): 10,
     (readers_module, "BLOCK_BYTES"): 300,
     (arrow_files, "IN_MEMORY"): 1000,
 }

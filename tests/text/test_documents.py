@@ -15,10 +15,11 @@ from runs import refusal
 from shared.cache.prepared import only_task
 from shared.datasets import arrow_files, readers
 from shared.datasets.readers import blocks_of_lines, line_number
-from shared.datasets.rows import batches_of, content_of
+from shared.datasets.rows import content_of
 from shared.options.data_options import DataOptions
 from shared.text import corpus as corpus_module
 from shared.text.corpus import first_texts, load_documents, of_files, of_table, small_together
+from shared.text.encoder import batches_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -70,7 +71,7 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("empty.txt", b"", "--train_file .* is empty"),
+        ("empty.txt", b"", "--train_file .* has no rows"),
         ("latin.txt", b"good\n\xe9t\xe9\n", r"--train_file .* is not UTF-8 \(line 2\)"),
         ("other.jsonl", b'{"words": "a"}\n', r"--text_column_name text: .* \(columns: words\)"),
     ],

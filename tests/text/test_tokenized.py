@@ -19,10 +19,9 @@ from transformers import (
     T5Config,
 )
 
-from shared.datasets import rows
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named
-from shared.text import tokenized
+from shared.text import encoder, tokenized
 from shared.text.tokenized import Padding, Rows, TokenizedText, check_max_length, tokenize, train_tokenizer
 
 SENTENCES = [
@@ -79,7 +78,7 @@ def test_tokens_of_any_text_are_those_of_the_tokenizer_itself(tokenizers, kind, 
     max_length, count = data.draw(st.integers(4, 40)), data.draw(st.integers(1, 2))
     columns = [[*column] for column in zip(*pairs, *zip(SENTENCES, SENTENCES[::-1], strict=True), strict=True)][:count]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "BATCH_ROWS", 2)
+        patch.setattr(encoder, "BATCH_ROWS", 2)
         patch.setattr(tokenized, "BLOCK_ROWS", 3)
         found = tokenize(pa.table(columns, ["a", "b"][:count]), ["a", "b"][:count], tokenizers[kind], max_length)
     expected = tokenizers[kind](*columns, truncation=True, max_length=max_length)
@@ -113,7 +112,7 @@ def test_equal_content_of_any_type_is_tokenized_once_however_it_is_chunked(token
     table = pa.table({"text": PAIRS["text"].combine_chunks().cast(type_)})
     first = tokenize(table, ["text"], tokenizers["bpe"], 20)
     assert items(first) == tokenizers["bpe"](PAIRS["text"].to_pylist(), truncation=True, max_length=20)["input_ids"]
-    monkeypatch.setattr(tokenized.Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
+    monkeypatch.setattr(encoder.Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
     chunked = pa.concat_tables([PAIRS.slice(0, 1), PAIRS.slice(1, 6), PAIRS.slice(7)])
     renamed = pa.table({"sentence": chunked["text"], "more": chunked["other"]})
     assert tokenize(renamed, ["sentence"], tokenizers["bpe"], 20).folder == first.folder
@@ -257,7 +256,7 @@ def test_the_processes_of_a_machine_share_its_cores(tokenizers, monkeypatch, par
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
     monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
-    assert tokenized.Encoder(tokenizers["bpe"], 9).threads == threads
+    assert encoder.Encoder(tokenizers["bpe"], 9).threads == threads
     assert os.environ.get("RAYON_NUM_THREADS") == of_library
 
 

@@ -23,11 +23,11 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from shared.datasets.rows import as_written
 from shared.errors import UserError, about
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # of tables
 TEXT_FILES = (".txt", ".text", ".md")  # of documents
+AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: how they are read, or b""
 ARRAY_ROWS = 1 << 12  # of a JSON array that become a block
 BLOCK_BYTES = 1 << 22  # that are read at once, and the maximum length of a row of a CSV file
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
@@ -212,6 +212,11 @@ def with_plain_types(schema: pa.Schema) -> pa.Schema:
 
 
 # CSV
+
+
+def as_written(table: pa.Table) -> pa.Table:
+    """`table` with all columns marked as read from a text file: text whose type is undecided."""
+    return table.cast(pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in table.schema]))
 
 
 def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from shared.cache.prepared import key_digest, mapped_file
 from shared.compat import of_datasets
-from shared.datasets import arrow_files, readers
+from shared.datasets import readers, rows
 from shared.datasets.readers import find_files
 from shared.datasets.rows import content_of, decided, missing, named, reading_in, source_of, unlabeled
 from shared.datasets.splits import hash_limit, share_of_each
@@ -99,11 +99,11 @@ def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.
         if most and most > count:
             say(f"--{name} {most}: there are only {count:,} rows, and all of them are used")
         chosen = most and most < count and _smallest(count, most, *words)
-        found.append(arrow_files.filtered(table, chosen, "chosen", most, words) if chosen else table)
+        found.append(rows.filtered(table, chosen, "chosen", most, words) if chosen else table)
     return found[0], found[1]
 
 
-def _smallest(count: int, most: int, *words: int) -> arrow_files.Chosen:
+def _smallest(count: int, most: int, *words: int) -> rows.Chosen:
     """Chooses the `most` of `count` rows with the smallest hashes of (*words, row)."""
     largest = cache(partial(hash_limit, count, most, *words))  # not needed for rows in the cache
     return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest()
@@ -121,7 +121,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         return ~np.any([np.zeros(block.num_rows, bool), *(missing(block, name) for name in there)], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
-    kept = arrow_files.filtered(table, complete, "complete", there, readings) if there else table
+    kept = rows.filtered(table, complete, "complete", there, readings) if there else table
     if not (skipped := table.num_rows - kept.num_rows):
         return table
     left_out = (
@@ -136,7 +136,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
     """The rows of the .csv, .tsv, .json, .jsonl or .parquet files that `given` names: see `readers.find_files`.
 
-    They are memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `rows`.
 
     Raises:
         UserError: one of them cannot be read, or two of them have different columns; names `flag`.
@@ -144,7 +144,7 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     given = [given] if isinstance(given, str) else given
     files = find_files(given, flag, readers.KINDS, csv_delimiter)
     read = partial(readers.blocks, csv_delimiter=csv_delimiter)
-    return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")
+    return rows.load_files(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")
 
 
 def read_dataset(config: DataOptions, label_columns: Sequence[str]) -> list[pa.Table]:
@@ -213,12 +213,12 @@ def hold_out(
     Raises:
         UserError: there is only one row, or each row is the only one of its label.
     """
-    rows, each = table.num_rows, ""
-    if rows < 2:
+    count, each = table.num_rows, ""
+    if count < 2:
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
     if targets is None or (targets.ndim == 1 and targets.dtype.kind == "f"):
-        most = min(max(1, round(rows * percentage / 100)), rows - 1)
-        chosen = _smallest(rows, most, seed)
+        most = min(max(1, round(count * percentage / 100)), count - 1)
+        chosen = _smallest(count, most, seed)
         key: tuple[object, ...] = ("chosen", most, (seed,))
     else:
         each, file = " of each label", mapped_file(targets)
@@ -229,8 +229,8 @@ def hold_out(
         def chosen(first: int, block: pa.Table) -> np.ndarray:
             return mask()[first : first + block.num_rows]
 
-    held_out = arrow_files.filtered(table, chosen, *key)
-    train = arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+    held_out = rows.filtered(table, chosen, *key)
+    train = rows.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
     say(
         f"{source_of(table)} has no validation data: {held_out.num_rows:,} of its rows ({percentage} %{each}, chosen "
         f"by --seed {seed}) are held out"
@@ -305,6 +305,6 @@ def _to_table(dataset: Any, source: str) -> pa.Table:
         return named(dataset.features.arrow_schema.empty_table(), source)
     table = named(dataset.with_format("arrow")[:], source)
     # The digest is that of the files' states, because reading all bytes of a data set takes long.
-    states = [arrow_files.state_of(Path(file["filename"])) for file in dataset.cache_files]
-    content = arrow_files.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
-    return arrow_files.of_content(table, key_digest(*content)) if states else table
+    states = [rows.state_of(Path(file["filename"])) for file in dataset.cache_files]
+    content = rows.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
+    return rows.of_content(table, key_digest(*content)) if states else table

@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
 from shared.cache.prepared import key_digest, ranges, read_array, shared_array
-from shared.datasets import arrow_files
-from shared.datasets.rows import content_of, source_of
+from shared.datasets.rows import content_of, converted, source_of
 from shared.errors import UserError, count_of, say
 from shared.pretrained.tokenizers import check_unknown
 from shared.tagging.tags import BATCH_TEXTS, WORDS, Ints, batches_of, begins_of, sizes_of
@@ -54,7 +53,7 @@ def as_texts(table: pa.Table) -> pa.Table:
     def convert(block: pa.Table) -> pa.Table:
         return pa.table({"text": pc.binary_join(block[WORDS], pa.scalar(" ", pa.large_string()))})
 
-    return arrow_files.converted(table, convert, "texts", FORMAT)
+    return converted(table, convert, "texts", FORMAT)
 
 
 def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":

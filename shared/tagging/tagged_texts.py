@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.datasets import arrow_files, readers
+from shared.datasets import readers, rows
 from shared.datasets.label_columns import class_names, names_of_ids
 from shared.datasets.readers import blocks_of_lines, find_files, kind_of, lines_of
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, refuse_missing, source_of, where
@@ -71,7 +71,7 @@ def embedded_functions() -> list[pa.Table]:
 def read_files(given: Sequence[str], flag: str, csv_delimiter: str | None = None, untagged: bool = False) -> pa.Table:
     """The rows of the files that `given` names; each sentence of a CoNLL file is a row. `untagged`: see `read_conll`.
 
-    They are memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `rows`.
 
     Raises:
         UserError: a file cannot be read, or two files have different columns.
@@ -83,7 +83,7 @@ def read_files(given: Sequence[str], flag: str, csv_delimiter: str | None = None
         return readers.blocks(path, source)
 
     how = f"tagged texts, format {FORMAT}, {untagged=}"
-    return arrow_files.load(find_files(given, flag, KINDS, csv_delimiter), flag, f"{flag} {' '.join(given)}", read, how)
+    return rows.load_files(find_files(given, flag, KINDS, csv_delimiter), flag, f"{flag} {' '.join(given)}", read, how)
 
 
 def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.Table]:
@@ -153,7 +153,7 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         return result.filter(pa.array(have_words(words)))
 
     names = class_names(table, label_column) if label_column in table.column_names else ()
-    result = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
+    result = rows.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
     if widened := pc.sum(result["widened"]).as_py():
         say(
             f"{source_of(table)}: {widened:,} spans in the column {label_column} begin or end inside a word and are "

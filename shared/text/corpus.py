@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from shared.cache.prepared import each_share, key_digest, place_to_begin
-from shared.datasets import arrow_files, readers
+from shared.datasets import readers
 from shared.datasets.readers import blocks, find_files, is_compressed, opened
-from shared.datasets.rows import named, source_of, with_content
+from shared.datasets.rows import load_files, named, source_of, with_content
 from shared.datasets.tables import hold_out, limited, read_parts
 from shared.demo_data import texts as demo_texts
 from shared.demo_data.embedded import in_splits
@@ -68,9 +68,7 @@ def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]
 
     where = f"{PREPARED_FLAG} {config.prepared_data}"
     if config.text_column_name != "text":
-        raise UserError(
-            f"--text_column_name {config.text_column_name} has no effect on {where}, which has tokens: remove the flag"
-        )
+        raise UserError(f"--text_column_name {config.text_column_name} has no effect on {where}: remove the flag")
     corpora, index, folder = open_prepared(config.prepared_data, config.cache_gb)
     if config.model_name_or_path:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
@@ -165,7 +163,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     begin = place_to_begin(len(groups))
     found: dict[range, pa.Table] = {}
     for group in groups[begin:] + groups[:begin]:
-        found[group] = arrow_files.load(files[group.start : group.stop], flag, source, read, how)
+        found[group] = load_files(files[group.start : group.stop], flag, source, read, how)
     content = key_digest([digest_of(found[group], found[group]) for group in groups])
     texts = pa.concat_tables(found[group] for group in groups).replace_schema_metadata()  # without the first group's
     return with_content(named(texts, source), content)

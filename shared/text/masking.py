@@ -98,10 +98,7 @@ def masking_for(
             "lower one of them"
         )
     if tokenizer.mask_token_id is None:
-        raise UserError(
-            "--model_name_or_path: its tokenizer has no mask token, which masked language modeling requires: use "
-            "another model"
-        )
+        raise UserError("--model_name_or_path: its tokenizer has no mask token: use another model")
     special = set(tokenizer.all_special_ids)
     vocabulary = tokenizer.get_vocab()
     ordinary = np.array(sorted(set(vocabulary.values()) - special), np.int64)

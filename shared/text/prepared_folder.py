@@ -160,10 +160,7 @@ def open_prepared(where: str, cache_gb: float | None) -> tuple[list[Corpus], dic
             content = (here / INDEX).read_bytes()
         index = _parsed(content, source)
         for name in _damaged(here, index):
-            raise UserError(
-                f"{source}/{name} is missing or differs from the index: prepare the data again, or copy the folder "
-                "again"
-            )
+            raise UserError(f"{source}/{name} is missing or differs from the index: copy or prepare the folder again")
     corpora = [Corpus(here / name, each["digest"], tokens.get(name)) for name, each in index["corpora"].items()]
     return corpora, index, here
 
@@ -200,9 +197,7 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise damaged from None
     if number != FORMAT:
-        raise UserError(
-            f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare the data again"
-        )
+        raise UserError(f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare it again")
     if _digest_of_index(index) != expected:
         raise damaged
     return index | {"digest": expected}

@@ -11,8 +11,8 @@ import runs
 from toy_data import WORDS, word_tokenizer
 
 from shared.cache import prepared
-from shared.datasets import arrow_files
 from shared.datasets import readers as readers_module
+from shared.datasets import rows
 from shared.datasets.rows import ROW_COLUMN, named, numbered
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
@@ -32,7 +32,7 @@ SMALL = {
     (tokenized_module, "BLOCK_DOCUMENTS"): 30,
     (encoder, "BATCH_ROWS"): 10,
     (readers_module, "BLOCK_BYTES"): 300,
-    (arrow_files, "IN_MEMORY"): 1000,
+    (rows, "IN_MEMORY"): 1000,
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, label_cells, readers, rows, splits
+from shared.datasets import label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
 from shared.datasets.rows import decided
 from shared.datasets.tables import hold_out, read_file
@@ -22,7 +22,7 @@ from shared.text.tokenized import Padding, tokenize, train_tokenizer
 @pytest.fixture(autouse=True)
 def always_mapped(monkeypatch, own_cache):
     """Tables of any size are memory-mapped."""
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(rows, "IN_MEMORY", -1)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     assert arguments[1].name == "targets.npy", "a worker process gets the file of the targets"
     assert make(*arguments).targets.tolist() == first[0].targets.tolist()
     for module, name in (
-        *((arrow_files, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
+        *((rows, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
         *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))

@@ -38,10 +38,9 @@ from shared.processes.collectives import on_main_process
 from shared.report.mistakes import Mistakes
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.tagging.pieces import as_texts, begin_words_with_a_space, cut_words
+from shared.tagging.pieces import TaggedWords, as_texts, begin_words_with_a_space, cut_words
 from shared.tagging.tagged_texts import load_tagged
 from shared.tagging.tags import SCORES, Tags, tagging_scores
-from shared.tagging.windows import TaggedWords
 from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
 
 

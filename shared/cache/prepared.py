@@ -10,11 +10,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -182,54 +183,44 @@ def is_complete(folder: Path) -> bool:
 
 
 @contextmanager
-def array_writer(path: Path, dtype: Any, *row: int) -> Iterator[Callable[[np.ndarray], object]]:
-    """Write an array of unknown length into a .npy file: yields a function that appends rows [n, *row].
-
-    The file has the bytes that `np.save` writes for the same array.
-    """
-    count = 0
-
-    def write_header() -> int:
-        described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, described | {"shape": (count, *row)})
-        return file.tell()
-
-    def append(rows: np.ndarray) -> None:
-        nonlocal count
-        assert rows.shape[1:] == row, f"rows of shape {rows.shape[1:]}, not {row}"
-        file.write(np.ascontiguousarray(rows, dtype).data)
-        count += len(rows)
-
-    with path.open("wb") as file:
-        begin = write_header()
-        yield append
-        file.seek(0)
-        assert write_header() == begin, "the header of a longer array has another size"
-
-
-@contextmanager
 def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[[Arrays], None]]:
     """Write arrays of unknown lengths into .npy files: yields a function that appends to NAME.npy for each name.
+
+    The files have the bytes that `np.save` writes for the same arrays.
 
     Args:
         folder: of the files.
         places: {array of places: the array in which they are places}. In what is appended, they count from the end of
             what was appended before; in the file, from its beginning.
     """
-    writers: dict[str, Callable[[NDArray[Any]], object]] = {}
-    lengths: dict[str, int] = {}
+    files: dict[str, BinaryIO] = {}
+    empty: dict[str, NDArray[Any]] = {}  # the first array of each name without its rows, for the type
+    begins: dict[str, int] = {}  # the bytes of the header of each file
+    lengths: Counter[str] = Counter()
+
+    def write_header(name: str) -> int:
+        described = np.lib.format.header_data_from_array_1_0(empty[name])
+        files[name].seek(0)
+        shape = lengths[name], *empty[name].shape[1:]
+        np.lib.format.write_array_header_1_0(files[name], described | {"shape": shape})
+        return files[name].tell()
+
     with ExitStack() as stack:
 
         def append(arrays: Arrays) -> None:
             for name, array in arrays.items():
-                if name not in writers:
-                    writer = array_writer(folder / f"{name}.npy", array.dtype, *array.shape[1:])
-                    writers[name] = stack.enter_context(writer)
-                writers[name](array + lengths.get(places[name], 0) if name in places else array)
-            for name, array in arrays.items():
-                lengths[name] = lengths.get(name, 0) + len(array)
+                if name not in files:
+                    files[name] = stack.enter_context((folder / f"{name}.npy").open("wb"))
+                    empty[name] = array[:0]
+                    begins[name] = write_header(name)
+                assert array.shape[1:] == empty[name].shape[1:], f"rows of shape {array.shape[1:]} in {name}"
+                rows = array + lengths[places[name]] if name in places else array
+                files[name].write(np.ascontiguousarray(rows, empty[name].dtype).data)
+            lengths.update({name: len(array) for name, array in arrays.items()})
 
         yield append
+        for name in files:
+            assert write_header(name) == begins[name], "the header of a longer array has another size"
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -269,9 +260,10 @@ def shared_array(blocks: Callable[[], Iterable[np.ndarray]], dtype: Any) -> np.n
         return np.concatenate([np.empty(0, dtype), *small])
 
     def build(folder: Path) -> None:
-        with array_writer(folder / "array.npy", dtype) as append:
+        with arrays_writer(folder, {}) as append:
+            append({"array": np.empty(0, dtype)})
             for block in blocks():
-                append(block)
+                append({"array": block})
 
     return read_array(build_once(f"array-{digest.hexdigest()}", build) / "array.npy")
 
@@ -281,8 +273,10 @@ def key_digest(*key: object) -> str:
     return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
 
 
-def text_once(name: str, file: str, compute: Callable[[], str]) -> str:
-    """The result of `compute`, which is called once per machine, from this file in the folder `name`."""
+def text_once(name: str | None, file: str, compute: Callable[[], str]) -> str:
+    """The result of `compute`, which is called once per machine, from this file in the folder `name`; None: no file."""
+    if not name:
+        return compute()
 
     def build(folder: Path) -> None:
         (folder / file).write_text(compute())

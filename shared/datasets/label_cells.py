@@ -1,51 +1,23 @@
-"""The cells of label columns: their kind, and the labels of each row as texts."""
+"""The cells of label columns: the labels of each row as texts."""
 
 import json
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shared.cache.prepared import key_digest, text_once
-from shared.datasets.label_columns import FLAG, class_names, is_fraction, is_list, is_number
-from shared.datasets.rows import (
-    blocks_of,
-    column_of,
-    content_of,
-    is_text,
-    reading_in,
-    refuse_missing,
-    source_of,
-)
+from shared.datasets.label_columns import FLAG, class_names, is_list
+from shared.datasets.rows import blocks_of, column_of, content_of, reading_in, refuse_missing, source_of
 from shared.errors import UserError
-
-Kind = Literal["classification", "multi_label", "regression"]
 
 TOO_MANY = "too many for classes: use another column, or --problem_type regression if the labels are numbers"
 FORMAT = 1  # part of the cache's names: increase it when the labels found in the same rows change
 MOST_DISTINCT = 1 << 20  # different labels of a table
 ZERO_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # for one label, in lower case
-NEEDS: dict[Kind, str] = {
-    "classification": "one label",
-    "multi_label": "a list of labels, several columns or --label_delimiter",
-    "regression": "one number",
-}
-
-
-def kind_of_column(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
-    """The kind of labels in a column of this type, or `wanted`; UserError if the type does not fit that."""
-    a_list = is_list(type_)
-    cell = type_.value_type if a_list else type_
-    numeric = is_number(cell)
-    if not (numeric or is_text(cell) or pa.types.is_boolean(cell)):
-        raise UserError(f"{source} contains {type_}: labels are strings, numbers, booleans, or lists of them")
-    kind = wanted or ("multi_label" if a_list else "regression" if is_fraction(cell) else "classification")
-    if a_list != (kind == "multi_label") or (kind == "regression" and not numeric):
-        raise UserError(f"{source} contains {type_}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type")
-    return kind
 
 
 class Cells(NamedTuple):
@@ -64,29 +36,23 @@ class Found(NamedTuple):
     most: int
 
 
-def cells_of(block: pa.Table, columns: Sequence[str], delimiter: str | None = None) -> Cells:
-    """The labels of the rows of a block; with several columns, the cell of each. UserError for a missing label.
+def cells_of(block: pa.Table, column: str, delimiter: str | None = None) -> Cells:
+    """The labels of the rows of a block. UserError for a missing label.
 
     With a delimiter no label can be missing: a row with an empty text has no labels.
     """
-    texts: list[str] = []
-    places = []
-    rows = np.arange(block.num_rows)
-    for name in columns:
-        cells = column_of(block, name, FLAG).combine_chunks()
-        if delimiter is not None:
-            cells = _split(cells, delimiter)
-        if is_list(cells.type):
-            refuse_missing(block, name, cells.is_null())
-            rows = np.repeat(rows, np.asarray(pc.list_value_length(cells)))
-            cells = cells.flatten()
-        encoded = cells.dictionary_encode("encode")
-        found = [*map(text_of, encoded.dictionary.to_pylist())]
-        gaps = {"", "-1"} if class_names(block, name) else {""}  # on the Hub, -1 is a label that is not published
-        refuse_missing(block, name, np.array([text.strip() in gaps for text in found], bool)[encoded.indices], rows)
-        places.append(np.asarray(encoded.indices, np.int64) + len(texts))
-        texts += found
-    return Cells(texts, np.stack(places, axis=1).ravel(), np.repeat(rows, len(columns)))
+    cells, rows = column_of(block, column, FLAG).combine_chunks(), np.arange(block.num_rows)
+    if delimiter is not None:
+        cells = _split(cells, delimiter)
+    if is_list(cells.type):
+        refuse_missing(block, column, cells.is_null())
+        rows = np.repeat(rows, np.asarray(pc.list_value_length(cells)))
+        cells = cells.flatten()
+    encoded = cells.dictionary_encode("encode")
+    texts, places = [*map(text_of, encoded.dictionary.to_pylist())], np.asarray(encoded.indices, np.int64)
+    gaps = {"", "-1"} if class_names(block, column) else {""}  # on the Hub, -1 is a label that is not published
+    refuse_missing(block, column, np.array([text.strip() in gaps for text in texts], bool)[places], rows)
+    return Cells(texts, places, rows)
 
 
 def _split(cells: pa.Array, delimiter: str) -> pa.Array:
@@ -108,7 +74,7 @@ def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
         start = 0
         sizes: set[int] = set()
         for block in blocks_of(table):
-            texts, places, rows = cells_of(block, [column], delimiter)
+            texts, places, rows = cells_of(block, column, delimiter)
             first = np.empty(len(texts), np.int64)
             first[places[::-1]] = rows[::-1]  # of the rows with the same label, the one that is written last stays
             for text, row in zip(texts, first.tolist(), strict=True):
@@ -121,8 +87,8 @@ def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
         return json.dumps([first_rows, min(sizes, default=0), max(sizes, default=0)])
 
     content = content_of(table)
-    key = key_digest(FORMAT, content, column, reading_in(table, column), delimiter)
-    return Found(*json.loads(text_once(f"labels-{key}", "labels.json", find) if content else find()))
+    name = content and f"labels-{key_digest(FORMAT, content, column, reading_in(table, column), delimiter)}"
+    return Found(*json.loads(text_once(name, "labels.json", find)))
 
 
 def text_of(cell: Any) -> str:

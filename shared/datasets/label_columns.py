@@ -9,16 +9,7 @@ import pyarrow as pa
 
 from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
 from shared.compat import of_datasets
-from shared.datasets.rows import (
-    blocks_of,
-    column_of,
-    content_of,
-    decided,
-    reading_in,
-    refuse_missing,
-    source_of,
-    where,
-)
+from shared.datasets.rows import blocks_of, column_of, content_of, decided, reading_in, refuse_missing, source_of, where
 from shared.errors import UserError
 
 FLAG = "--label_column_name"
@@ -31,13 +22,13 @@ def numbers_in(table: pa.Table, column: str) -> np.ndarray:
     """float64 [N]; those of a memory-mapped table are memory-mapped.
 
     Raises:
-        UserError: the column does not exist or does not contain numbers, or see `numbers_of`.
+        UserError: the column does not exist or does not contain numbers, or one is missing or not finite in float32.
     """
     table = decided(table, column, "regression")
     empty = table.slice(0, 0)
     if not is_number(type_ := column_of(empty, column, FLAG).type):
         raise UserError(f"{FLAG} {column}: {source_of(table)} contains {type_}, not numbers")
-    blocks = (numbers_of(block, column) for block in chain([empty], blocks_of(table)))
+    blocks = (_numbers_of(block, column) for block in chain([empty], blocks_of(table)))
     return array_of_blocks(table, blocks, FORMAT, column, reading_in(table, column))
 
 
@@ -56,8 +47,8 @@ def is_fraction(type_: pa.DataType) -> bool:
     return bool(pa.types.is_floating(type_) or pa.types.is_decimal(type_))
 
 
-def numbers_of(table: pa.Table, column: str) -> np.ndarray:
-    """float64 [N]; UserError for a number that is missing, or not finite in float32, the type of the model's output."""
+def _numbers_of(table: pa.Table, column: str) -> np.ndarray:
+    """float64 [N]; float32 is the type of the model's output."""
     cells = column_of(table, column, FLAG).cast(pa.float64())
     refuse_missing(table, column, cells.is_null(nan_is_null=True))
     numbers = cells.to_numpy()

@@ -9,39 +9,36 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from shared.datasets.label_cells import TOO_MANY, Kind, cells_of, kind_of_column, labels_in, marks_of
+from shared.datasets.label_cells import TOO_MANY, cells_of, labels_in, marks_of
 from shared.datasets.label_columns import (
     FLAG,
     array_of_blocks,
     class_names,
     is_fraction,
     is_list,
+    is_number,
     names_of_ids,
     numbers_in,
     refuse_outliers,
 )
-from shared.datasets.rows import (
-    INTEGER,
-    blocks_of,
-    column_of,
-    decided,
-    is_text,
-    named,
-    reading_in,
-    source_of,
-    where,
-)
+from shared.datasets.rows import INTEGER, blocks_of, column_of, decided, is_text, named, reading_in, source_of, where
 from shared.datasets.tables import limited, load_tables
 from shared.demo_data import texts
 from shared.errors import UserError, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 
+Kind = Literal["classification", "multi_label", "regression"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 KINDS: dict[ProblemType, Kind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi_label",
     "regression": "regression",
+}
+NEEDS: dict[Kind, str] = {
+    "classification": "one label",
+    "multi_label": "a list of labels, several columns or --label_delimiter",
+    "regression": "one number",
 }
 FORMAT = 2  # part of the cache's names: increase it when the targets of the same rows change
 MAX_CLASSES = 100  # with more, and fewer than two rows per class on average, the values are probably not classes
@@ -181,7 +178,7 @@ class Labels:
 
     def _known(self, block: pa.Table, ids: dict[str, int]) -> np.ndarray:
         """Class ids, or float32 [N, num_labels] of 0 and 1, from the id of each text."""
-        texts, places, rows = cells_of(block, self.columns, self.delimiter)
+        texts, places, rows = cells_of(block, self.columns[0], self.delimiter)
         found = np.array([ids[text] for text in texts], np.int64)[places]
         if self.kind == "classification":
             return found
@@ -198,15 +195,17 @@ class Labels:
 
     def _marks(self, block: pa.Table) -> np.ndarray:
         """float32 [N, num_labels] of the 0 and 1 in vectors, or in several columns; UserError for a row with others."""
-        texts, places, rows = cells_of(block, self.columns)
-        marks = np.array(marks_of(texts), np.float32)[places]
-        wrong = np.bincount(rows, minlength=block.num_rows) != self.num_labels
-        wrong[rows[marks < 0]] = True
+        cells = [cells_of(block, name) for name in self.columns]
+        rows = cells[0].rows
+        marks = np.stack([np.array(marks_of(texts), np.float32)[places] for texts, places, _ in cells], axis=1)
+        wrong = np.bincount(rows, minlength=block.num_rows) != self.num_labels / len(cells)
+        wrong[rows[(marks < 0).any(axis=1)]] = True
         if wrong.any():
             row = int(wrong.argmax())
+            found = [texts[place] for texts, places, _ in cells for place in places[rows == row]]
             raise UserError(
-                f"{where(block, row)} has [{', '.join(texts[i] for i in places[rows == row])}] in "
-                f"{' '.join(self.columns)}: write 0 or 1 for each of the {self.num_labels} labels"
+                f"{where(block, row)} has [{', '.join(found)}] in {' '.join(self.columns)}: write 0 or 1 for each of "
+                f"the {self.num_labels} labels"
             )
         order = [self.columns.index(value) if len(self.columns) > 1 else int(value) for value in self.values]
         return marks.reshape(-1, self.num_labels)[:, order]
@@ -262,7 +261,7 @@ def _refuse_contradictions(columns: tuple[str, ...], problem_type: ProblemType |
 def _decided(
     table: pa.Table, columns: Sequence[str], wanted: Kind | None, delimiter: str | None
 ) -> tuple[pa.Table, Kind]:
-    """The table with a decided type of the label column of a CSV file, and the kind of the labels.
+    """The table with a decided type of the label column of a CSV file, and the kind of the labels: `wanted`, if given.
 
     Several columns and texts with a delimiter stay undecided.
 
@@ -273,9 +272,15 @@ def _decided(
     if not marks:
         table = decided(table, columns[0], wanted)
     for name in columns:
-        source = f"{FLAG} {name}: {source_of(table)}"
         type_ = column_of(table.slice(0, 0), name, FLAG).type
-        kind = kind_of_column(type_, "classification" if marks else wanted, source)
+        cell = type_.value_type if is_list(type_) else type_
+        found = f"{FLAG} {name}: {source_of(table)} contains {type_}"
+        if not (is_number(cell) or is_text(cell) or pa.types.is_boolean(cell)):
+            raise UserError(f"{found}: labels are strings, numbers, booleans, or lists of them")
+        usual: Kind = "multi_label" if is_list(type_) else "regression" if is_fraction(cell) else "classification"
+        kind = "classification" if marks else wanted or usual
+        if is_list(type_) != (kind == "multi_label") or (kind == "regression" and not is_number(cell)):
+            raise UserError(f"{found}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type")
     return table, "multi_label" if marks else kind
 
 

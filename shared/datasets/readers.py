@@ -23,10 +23,11 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from shared.datasets.rows import as_written
 from shared.errors import UserError, about
 
-KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # of tables
+TEXT_FILES = (".txt", ".text", ".md")  # of documents
+AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: how they are read, or b""
 ARRAY_ROWS = 1 << 12  # of a JSON array that become a block
 BLOCK_BYTES = 1 << 22  # that are read at once, and the maximum length of a row of a CSV file
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
@@ -148,6 +149,7 @@ def line_number(path: Path, source: str, at: int) -> int:
 def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: str | None = None) -> Iterator[pa.Table]:
     """The rows of a file, in tables of about BLOCK_BYTES; only a JSON array is in memory as a whole.
 
+    The rows of a text file are its lines, in the column text.
     The columns of a CSV file are untyped text: see `rows.as_written`. The types and columns of a JSON file are those
     of the rows in a block, so they may differ between blocks.
 
@@ -163,6 +165,8 @@ def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: st
     kind, rows = kind_of(path), 0
     if kind == ".parquet":
         found = _parquet_blocks(path, source, column)
+    elif kind in TEXT_FILES:
+        found = (pa.table({"text": lines_of(block)}) for _, block in blocks_of_lines(path, source))
     elif kind in (".csv", ".tsv"):
         separator = csv_delimiter or ("\t" if kind == ".tsv" else ",")
         found = _csv_blocks(path, source, separator.replace(r"\t", "\t"))
@@ -208,6 +212,11 @@ def with_plain_types(schema: pa.Schema) -> pa.Schema:
 
 
 # CSV
+
+
+def as_written(table: pa.Table) -> pa.Table:
+    """`table` with all columns marked as read from a text file: text whose type is undecided."""
+    return table.cast(pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in table.schema]))
 
 
 def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:

@@ -1,34 +1,49 @@
-"""Arrow tables that know their source, and the types of the untyped columns of a text file.
+"""Arrow tables: their source, the types of the untyped columns of a text file, and memory-mapped files of the cache.
 
 A table stores its source in its metadata (`named`), so that an error about a row names its file and row number.
+
+The first process of a machine writes the rows of files into an Arrow file, block by block, and all processes map it. A
+table that is not small has a digest of its rows in its metadata (`content_of`), so that whatever is made from it can be
+found in the cache without reading the rows. A selection of its rows is such a table, too. What is made from a small
+table is in memory.
 """
 
 import bisect
+import hashlib
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+from numpy.typing import NDArray
 
-from shared.cache.prepared import key_digest, text_once
+from shared.cache.prepared import build_once, key_digest, text_once
 from shared.compat import of_datasets
-from shared.errors import UserError
+from shared.datasets.readers import AS_WRITTEN, is_compressed, kind_of, opened
+from shared.errors import UserError, about
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # for several files: [[number of the first row, source], ...] as JSON
 CONTENT_KEY = b"accelerate_recipes.content"  # for a memory-mapped table: the number and a digest of its rows
 ROW_COLUMN = "__row__"  # the row number in the source, where it differs from the position in the table
-AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: how they are read, or b""
 FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+ROWS = "rows.arrow"  # the file in a folder of the cache
+IN_MEMORY = 1 << 24  # maximum number of bytes of a small table
 BLOCK_ROWS = 1 << 18  # maximum number of rows in a block of a table
 FILL_IN = "fill it in, or skip such rows with --skip_incomplete_rows"
 NO_VALUE = pa.array(pyarrow.csv.ConvertOptions().null_values)  # "", "NA", "null", "nan", ...: gaps among numbers
 INTEGER = r"^[+-]?[0-9]+$"
 PLAIN_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # equal to str() of the int64 that it means
 NUMBER = r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
+
+Blocks = Iterable[pa.Table]
+Reader = Callable[[Path, str], Blocks]  # reader(file, source): the rows of a file
+Chosen = Callable[[int, pa.Table], NDArray[np.bool_]]  # of the first row of a block in its table, and the block
 
 
 def named(table: pa.Table, source: str) -> pa.Table:
@@ -82,10 +97,15 @@ def column_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
     """The column `name`, without dictionary encoding; of a CSV file, as text, unless `decided` gave it a type.
 
     Raises:
-        UserError: there is no such column; names `flag` and the existing columns.
+        UserError: there is no such column; names `flag`, the existing columns, and one whose name differs only in case
+            or outer white space.
     """
     if name not in table.column_names:
-        raise no_such_column([column for column in table.column_names if column != ROW_COLUMN], name, flag, table)
+        names = [found for found in table.column_names if found != ROW_COLUMN]
+        alike = [found for found in names if found.strip().casefold() == name.strip().casefold()]
+        hint = f": use {flag} {shlex.quote(alike[0])}" if alike else ""
+        there = f"{source_of(table)} has no such column (columns: {', '.join(names)})"
+        raise UserError(f"{flag} {name}: {there}{hint}")
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -96,19 +116,6 @@ def typed_column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
     """As `column_of`; a column of a CSV file has the type that `reading_of` infers."""
     column = column_of(table, name, "")
     return read_as(column, reading_of(column)) if reading_in(table, name) == "" else column
-
-
-def no_such_column(names: list[str], name: str, flag: str, source: pa.Table | str) -> UserError:
-    """The error about a missing column; it suggests a column whose name differs only in case or outer white space."""
-    source = source if isinstance(source, str) else source_of(source)
-    alike = [found for found in names if found.strip().casefold() == name.strip().casefold()]
-    hint = f": use {flag} {shlex.quote(alike[0])}" if alike else ""
-    return UserError(f"{flag} {name}: {source} has no such column (columns: {', '.join(names)}){hint}")
-
-
-def as_written(table: pa.Table) -> pa.Table:
-    """`table` with all columns marked as read from a text file: text whose type is undecided."""
-    return table.cast(pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in table.schema]))
 
 
 def reading_in(table: pa.Table, name: str) -> str | None:
@@ -171,14 +178,9 @@ def decided(table: pa.Table, column: str, problem_type: str | None, like: pa.Tab
         numbers = numbers or (problem_type is None and pa.types.is_floating(type_))
         as_text = is_text(type_) and reading_in(like, column) != "bare text"
 
-    def find() -> str:
-        return "text" if as_text else reading_of(table[column], numbers)
-
     content = content_of(table)
-    if content and not as_text:
-        reading = text_once(f"reading-{key_digest(FORMAT, content, column, numbers)}", "reading", find)
-    else:
-        reading = find()
+    name = content and f"reading-{key_digest(FORMAT, content, column, numbers)}"
+    reading = "text" if as_text else text_once(name, "reading", lambda: reading_of(table[column], numbers))
     if numbers and reading != "float64":
         is_number = pc.match_substring_regex(_without_gaps(table[column]), NUMBER)
         row = pc.index(is_number, False).as_py()
@@ -219,3 +221,132 @@ def refuse_missing(
     if len(found := np.flatnonzero(missing)):
         row = int(found[0] if rows is None else rows[found[0]])
         raise UserError(f"{where(table, row)} has no {what} in {column}: {FILL_IN}")
+
+
+def load_files(files: Sequence[Path], flag: str, source: str, read: Reader, how: str = "") -> pa.Table:
+    """The rows of all files, as one memory-mapped table with the source `source`.
+
+    Args:
+        files: of kinds that the reader knows.
+        flag: the flag that names them.
+        source: see `rows.named`.
+        read: the reader.
+        how: everything but the files that the rows depend on.
+
+    Raises:
+        UserError: a file cannot be read, or two of them have different columns or types; names `flag`.
+    """
+    sources = [f"{flag} {file}" for file in files]
+    source = source if len(files) > 1 else sources[0]
+    states = []
+    for file, name in zip(files, sources, strict=True):
+        with opened(file, name):
+            states.append(state_of(file))
+    key = FORMAT, sorted({kind_of(file) for file in files}), how
+
+    def build(folder: Path) -> None:
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=16)
+        for file in files:
+            with file.open("rb") as content:
+                digest.update(file.suffix.encode() if is_compressed(file) else b"")
+                digest.update(hashlib.file_digest(content, "blake2b").digest())
+        starts = _write(folder, lambda: [read(file, name) for file, name in zip(files, sources, strict=True)], sources)
+        (folder / "facts.json").write_text(json.dumps({"content": digest.hexdigest(), "starts": starts}))
+
+    folder = build_once(f"rows-{key_digest(key, states)}", build)
+    facts = json.loads((folder / "facts.json").read_text())
+    parts = json.dumps([*zip(facts["starts"], sources, strict=True)] if len(files) > 1 else [])
+    table = _mapped(folder)
+    table = named(table.replace_schema_metadata({**(table.schema.metadata or {}), PARTS_KEY: parts.encode()}), source)
+    return of_content(table, facts["content"])
+
+
+def of_content(table: pa.Table, content: str) -> pa.Table:
+    """A memory-mapped table with a digest of its rows in its metadata. A small table is unchanged."""
+    return with_content(table, content) if table.nbytes > IN_MEMORY else table
+
+
+def filtered(table: pa.Table, kept: Chosen, *key: object) -> pa.Table:
+    """The rows for which `kept` is True, with their row numbers; memory-mapped if the table is.
+
+    Args:
+        table: the rows.
+        kept: called with each block of the table.
+        key: identifies the selection, together with the content of the table.
+    """
+    first = 0
+
+    def keep(block: pa.Table) -> pa.Table:
+        nonlocal first
+        first += block.num_rows
+        # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
+        return block.filter(pa.array(kept(first - block.num_rows, block)))
+
+    selected = converted(table, keep, *key)
+    schema = numbered(table.slice(0, 0)).schema  # types of columns may have been decided since the file was written
+    return pa.Table.from_arrays(selected.columns, schema=schema.with_metadata(selected.schema.metadata))
+
+
+def converted(table: pa.Table, convert: Callable[[pa.Table], pa.Table], *key: object) -> pa.Table:
+    """The rows that `convert` makes from a table; memory-mapped if the table is.
+
+    Args:
+        table: the rows.
+        convert: called with each block of the table, in order, which has row numbers.
+        key: identifies the conversion, together with the content of the table.
+    """
+    if not content_of(table):
+        return with_content(convert(numbered(table)).replace_schema_metadata(table.schema.metadata), None)
+    content = key_digest(FORMAT, "without a count", content_of(table), *key)  # older versions also read a count
+
+    def build(folder: Path) -> None:
+        _write(folder, lambda: [map(convert, blocks_of(table))], [""])
+
+    made = _mapped(build_once(f"rows-{content}", build))
+    return with_content(made.replace_schema_metadata(table.schema.metadata), content)
+
+
+def _write(
+    folder: Path, read_all: Callable[[], Sequence[Blocks]], sources: Sequence[str], schema: pa.Schema | None = None
+) -> list[int]:
+    """Write the blocks of all sources into an Arrow file; return the number of the first row of each source.
+
+    If blocks have different types, all are read a second time, and converted to the types that fit all of them.
+
+    Raises:
+        UserError: no type fits two blocks, or two sources have different columns.
+    """
+    starts: list[int] = []
+    names: set[str] = set()
+    rows, wider = 0, schema
+    with (folder / ROWS).open("wb") as file, ExitStack() as stack:
+        writer = None
+        for blocks, source in zip(read_all(), sources, strict=True):
+            starts.append(rows)
+            found: set[str] = set()
+            for block in blocks:
+                with about(source):
+                    wider = pa.unify_schemas([wider or block.schema, block.schema], promote_options="permissive")
+                schema = schema or wider
+                writer = writer or stack.enter_context(pa.ipc.new_file(file, schema))
+                if wider == schema:  # otherwise, only the types are collected
+                    writer.write_table(pa.concat_tables([schema.empty_table(), block], promote_options="permissive"))
+                rows += block.num_rows
+                found |= {*block.column_names}
+            names = names or found
+            if found != names:
+                raise UserError(
+                    f"{source} has other columns than {sources[0]}: only one of them has "
+                    f"{', '.join(sorted(found ^ names))}"
+                )
+    return starts if wider == schema else _write(folder, read_all, sources, wider)
+
+
+def state_of(file: Path) -> tuple[str, int, int, int, int]:
+    """The path, inode, size and times of a file: st_ctime, too, because rsync -t and cp -p restore only st_mtime."""
+    status = file.stat()
+    return str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _mapped(folder: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(folder / ROWS))).read_all()

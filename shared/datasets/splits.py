@@ -64,10 +64,8 @@ def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bo
             hashes.append(block[inside])
             rows.append(start + inside)
             groups.append(group_of[start + inside])
-        order = np.argsort(np.concatenate(hashes), kind="stable")
+        order = np.lexsort((np.concatenate(hashes), np.concatenate(groups)))
         group = np.concatenate(groups)[order]
-        by_group = np.argsort(group, kind="stable")
-        order, group = order[by_group], group[by_group]
         in_part = np.bincount(group, minlength=len(sizes))
         places = np.arange(len(order)) + (next_place - in_part.cumsum() + in_part)[group]
         next_place += in_part

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from shared.cache.prepared import key_digest, mapped_file
 from shared.compat import of_datasets
-from shared.datasets import arrow_files, readers
+from shared.datasets import readers, rows
 from shared.datasets.readers import find_files
 from shared.datasets.rows import content_of, decided, missing, named, reading_in, source_of, unlabeled
 from shared.datasets.splits import hash_limit, share_of_each
@@ -52,41 +52,43 @@ def load_tables(
             f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
             "different columns, because the model would read its own target, or a text twice"
         )
-    if config.train_file or config.dataset_name:
-        train, validation = read_parts(config, text_columns, label_columns, problem_type)
-    else:
-        assert embedded, "neither --train_file nor --dataset_name, and no default data"
-        train, validation = embedded()
-    if validation is None:
-        targets = targets_of(train) if targets_of else None
-        train, validation = hold_out(train, config.validation_split_percentage, config.seed, targets)
-    return train, validation
+    tables = read_parts(config, text_columns, label_columns, problem_type, embedded)
+    if len(tables) == 1:
+        targets = targets_of(tables[0]) if targets_of else None
+        return hold_out(tables[0], config.validation_split_percentage, config.seed, targets)
+    return tables[0], tables[1]
 
 
 def read_parts(
-    config: DataOptions, columns: Sequence[str], label_columns: Sequence[str], problem_type: str | None = None
-) -> tuple[pa.Table, pa.Table | None]:
-    """The training rows and, if there are any, the validation rows of --train_file or --dataset_name.
+    config: DataOptions,
+    columns: Sequence[str],
+    label_columns: Sequence[str],
+    problem_type: str | None = None,
+    embedded: Callable[[], Sequence[pa.Table]] | None = None,
+    read: Callable[[Sequence[str], str, str | None], pa.Table] | None = None,
+) -> list[pa.Table]:
+    """The training rows and, if there are any, the validation rows; by default, what `embedded` returns.
 
-    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`.
+    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`. Files are read by
+    `read`, with the arguments and the results of `read_file`, which is the default.
 
     Raises:
         UserError: the data cannot be read.
     """
-    validation: pa.Table | None = None
     if config.train_file:
-        train = read_file(config.train_file, "--train_file", config.csv_delimiter)
-        if config.validation_file:
-            validation = read_file(config.validation_file, "--validation_file", config.csv_delimiter)
+        given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
+        tables = [(read or read_file)(names, flag, config.csv_delimiter) for flag, names in given.items() if names]
+    elif config.dataset_name:
+        tables = read_dataset(config, label_columns)
     else:
-        train, validation = read_dataset(config, label_columns)
+        assert embedded, "neither --train_file nor --dataset_name, and no default data"
+        tables = [*embedded()]
     if len(label_columns) == 1 and getattr(config, "label_delimiter", None) is None:
-        train = decided(train, label_columns[0], problem_type)
-        validation = validation and decided(validation, label_columns[0], problem_type, like=train)
+        tables[0] = decided(tables[0], label_columns[0], problem_type)
+        tables[1:] = [decided(table, label_columns[0], problem_type, like=tables[0]) for table in tables[1:]]
     if config.skip_incomplete_rows:
-        train = skip_incomplete(train, (*columns, *label_columns))
-        validation = validation and skip_incomplete(validation, (*columns, *label_columns))
-    return train, validation
+        tables = [skip_incomplete(table, (*columns, *label_columns)) for table in tables]
+    return tables
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:
@@ -97,11 +99,11 @@ def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.
         if most and most > count:
             say(f"--{name} {most}: there are only {count:,} rows, and all of them are used")
         chosen = most and most < count and _smallest(count, most, *words)
-        found.append(arrow_files.filtered(table, chosen, "chosen", most, words) if chosen else table)
+        found.append(rows.filtered(table, chosen, "chosen", most, words) if chosen else table)
     return found[0], found[1]
 
 
-def _smallest(count: int, most: int, *words: int) -> arrow_files.Chosen:
+def _smallest(count: int, most: int, *words: int) -> rows.Chosen:
     """Chooses the `most` of `count` rows with the smallest hashes of (*words, row)."""
     largest = cache(partial(hash_limit, count, most, *words))  # not needed for rows in the cache
     return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest()
@@ -119,7 +121,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         return ~np.any([np.zeros(block.num_rows, bool), *(missing(block, name) for name in there)], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
-    kept = arrow_files.filtered(table, complete, "complete", there, readings)
+    kept = rows.filtered(table, complete, "complete", there, readings) if there else table
     if not (skipped := table.num_rows - kept.num_rows):
         return table
     left_out = (
@@ -134,7 +136,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
     """The rows of the .csv, .tsv, .json, .jsonl or .parquet files that `given` names: see `readers.find_files`.
 
-    They are memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `rows`.
 
     Raises:
         UserError: one of them cannot be read, or two of them have different columns; names `flag`.
@@ -142,14 +144,14 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     given = [given] if isinstance(given, str) else given
     files = find_files(given, flag, readers.KINDS, csv_delimiter)
     read = partial(readers.blocks, csv_delimiter=csv_delimiter)
-    return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")
+    return rows.load_files(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")
 
 
-def read_dataset(config: DataOptions, label_columns: Sequence[str] = ()) -> tuple[pa.Table, pa.Table | None]:
+def read_dataset(config: DataOptions, label_columns: Sequence[str]) -> list[pa.Table]:
     """The training and the validation rows of --dataset_name: a `save_to_disk` folder, or a data set of the Hub.
 
     The splits are selected by the flags, or otherwise by their names. Without a validation split, a test split with
-    labels replaces it, and a message is printed. Without either, the validation rows are None.
+    labels replaces it, and a message is printed. Without either, there are training rows only.
 
     Raises:
         UserError: the data set cannot be read, or has no such split.
@@ -171,10 +173,11 @@ def read_dataset(config: DataOptions, label_columns: Sequence[str] = ()) -> tupl
         split = _validation_split(
             {other: table for other, table in parts.items() if other != train}, source, label_columns
         )
-    for used in (train, split):
-        if used is not None and not parts[used].num_rows:
+    chosen = [train, split] if split else [train]
+    for used in chosen:
+        if not parts[used].num_rows:
             raise UserError(f"{source}: its split {used} has no rows: use another split")
-    return parts[train], parts[split] if split else None
+    return [parts[used] for used in chosen]
 
 
 def _validation_split(parts: Mapping[str, pa.Table], source: str, label_columns: Sequence[str]) -> str | None:
@@ -210,12 +213,12 @@ def hold_out(
     Raises:
         UserError: there is only one row, or each row is the only one of its label.
     """
-    rows, each = table.num_rows, ""
-    if rows < 2:
+    count, each = table.num_rows, ""
+    if count < 2:
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
     if targets is None or (targets.ndim == 1 and targets.dtype.kind == "f"):
-        most = min(max(1, round(rows * percentage / 100)), rows - 1)
-        chosen = _smallest(rows, most, seed)
+        most = min(max(1, round(count * percentage / 100)), count - 1)
+        chosen = _smallest(count, most, seed)
         key: tuple[object, ...] = ("chosen", most, (seed,))
     else:
         each, file = " of each label", mapped_file(targets)
@@ -226,8 +229,8 @@ def hold_out(
         def chosen(first: int, block: pa.Table) -> np.ndarray:
             return mask()[first : first + block.num_rows]
 
-    held_out = arrow_files.filtered(table, chosen, *key)
-    train = arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+    held_out = rows.filtered(table, chosen, *key)
+    train = rows.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
     say(
         f"{source_of(table)} has no validation data: {held_out.num_rows:,} of its rows ({percentage} %{each}, chosen "
         f"by --seed {seed}) are held out"
@@ -302,6 +305,6 @@ def _to_table(dataset: Any, source: str) -> pa.Table:
         return named(dataset.features.arrow_schema.empty_table(), source)
     table = named(dataset.with_format("arrow")[:], source)
     # The digest is that of the files' states, because reading all bytes of a data set takes long.
-    states = [arrow_files.state_of(Path(file["filename"])) for file in dataset.cache_files]
-    content = arrow_files.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
-    return arrow_files.of_content(table, key_digest(*content)) if states else table
+    states = [rows.state_of(Path(file["filename"])) for file in dataset.cache_files]
+    content = rows.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
+    return rows.of_content(table, key_digest(*content)) if states else table

@@ -382,10 +382,11 @@ def from_tables(config: Any, problem_type: ProblemType) -> tuple[Images, Images 
         folders = [folder_of(files, flag) for flag, files in given.items()]
     else:
         folders = [Path(config.dataset_name) if Path(config.dataset_name).is_dir() else None] * 2
-    train, validation = read_parts(config, [config.image_column_name], [config.label_column_name], problem_type)
-    labels = Labels.from_table(train, config.label_column_name, problem_type)
-    first = of_table(train, config.image_column_name, labels, folders[0])
-    return first, of_table(validation, config.image_column_name, labels, folders[1]) if validation else None
+    tables = read_parts(config, [config.image_column_name], [config.label_column_name], problem_type)
+    labels = Labels.from_table(tables[0], config.label_column_name, problem_type)
+    column = config.image_column_name
+    parts = [of_table(table, column, labels, folder) for table, folder in zip(tables, folders, strict=False)]
+    return parts[0], parts[1] if len(parts) > 1 else None
 
 
 def folder_of(given: str | Sequence[str], flag: str) -> Path | None:

@@ -16,6 +16,7 @@ from shared.datasets.label_columns import FLAG, is_list
 from shared.datasets.labels import KINDS, Labels, load_labeled
 from shared.datasets.rows import column_of, missing, numbered
 from shared.encoders.packing import pack_or_pad, pad_rows, unpack_before_head
+from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of, say
 from shared.losses.losses import Scale
 from shared.metrics.task_metrics import resolve_metrics

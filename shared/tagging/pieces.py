@@ -1,5 +1,9 @@
-"""Words as pieces of a tokenizer, on disk: made by all processes together, then memory-mapped."""
+"""Words as pieces of a tokenizer, on disk, and windows of texts: a long text is several overlapping samples.
 
+All processes make the pieces together; then they are memory-mapped. Each word belongs to one window.
+"""
+
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -9,15 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
+from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
-from shared.cache.prepared import key_digest, read_array
-from shared.datasets import arrow_files
-from shared.datasets.rows import content_of, source_of
-from shared.errors import UserError, say
+from shared.cache.prepared import key_digest, ranges, read_array, shared_array
+from shared.datasets.rows import content_of, converted, source_of
+from shared.errors import UserError, count_of, say
 from shared.pretrained.tokenizers import check_unknown
-from shared.tagging.tags import WORDS, Ints, batches_of, begins_of, sizes_of
+from shared.tagging.tags import BATCH_TEXTS, WORDS, Ints, batches_of, begins_of, sizes_of
 from shared.text.encoder import Encoder
+from shared.text.tokenized import Rows, room_for_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 PLACES = {"offsets": "pieces", "firsts": "pieces", "words": "begins"}  # see `Division`
 SMALLEST_BLOCK = 4096  # texts; the default data are one block
+CONTEXT = 24  # pieces before and after a word
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ def as_texts(table: pa.Table) -> pa.Table:
     def convert(block: pa.Table) -> pa.Table:
         return pa.table({"text": pc.binary_join(block[WORDS], pa.scalar(" ", pa.large_string()))})
 
-    return arrow_files.converted(table, convert, "texts", FORMAT)
+    return converted(table, convert, "texts", FORMAT)
 
 
 def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
@@ -61,10 +67,7 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
         UserError: the tokenizer is not a fast one.
     """
     if not tokenizer.is_fast:
-        raise UserError(
-            f"--model_name_or_path: {type(tokenizer).__name__} is a slow tokenizer, which does not tell which piece "
-            "belongs to which word: use a model with a tokenizer.json"
-        )
+        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
     fast = tokenizer.backend_tokenizer
     if isinstance(fast.pre_tokenizer, pre_tokenizers.ByteLevel):
         spaced = fast.pre_tokenizer
@@ -128,3 +131,142 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
         say(f"{source}: {lost:,} words have no tokens; the evaluation counts the tag O as their prediction")
     check_unknown(source, int(read_array(folder / "unknown.npy").sum()), len(cut.pieces))
     return cut
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of texts, in their order: int64 arrays [windows]."""
+
+    starts: Ints  # the first piece of each
+    sizes: Ints  # the number of its pieces
+    first_words: Ints  # the first of its own words, an index of `firsts`
+    num_words: Ints  # the number of its own words, at least 1
+
+
+def cut_into_windows(offsets: Ints, firsts: Ints, room: int, stride: int) -> Windows:
+    """Cut texts into windows of at most `room` pieces.
+
+    Consecutive windows of a text share `stride` pieces; the last two share more if necessary, so that the last one is
+    full, too. Each word belongs to one window: the one in which its first piece is farthest from the nearest end of the
+    window; of two such windows, the earlier one. The beginning and the end of the text do not count as ends of a
+    window. Windows without words of their own are left out.
+
+    Args:
+        offsets: [texts + 1] where each text begins in the pieces, and the end of the pieces.
+        firsts: [words] the first piece of each word, ascending.
+        room: the largest number of pieces in a window.
+        stride: smaller than `room`.
+    """
+    sizes, step = np.diff(offsets), room - stride
+    count = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - room) // step)), 0)  # windows of each text
+    text = np.repeat(np.arange(len(sizes)), count)
+    number = ranges(np.zeros_like(count), count)  # of a window in its text
+    begins = np.minimum(number * step, np.maximum(sizes - room, 0)[text])  # in the text
+    ends = np.minimum(begins + room, sizes[text])
+    # The words of a window begin from the middle of its overlap with the window before to that with the next one.
+    middle = (begins[1:] + ends[:-1] + 1) // 2
+    same_text = text[1:] == text[:-1]
+    own_from = np.append(0, np.where(same_text, middle, 0))[: len(text)]
+    own_to = np.append(np.where(same_text, middle, ends[:-1]), ends[-1:])
+    here = offsets[:-1][text]
+    first_words, end_words = (np.searchsorted(firsts, here + bound) for bound in (own_from, own_to))
+    kept = end_words > first_words
+    arrays = (here + begins, ends - begins, first_words, end_words - first_words)
+    return Windows(*(array[kept] for array in arrays))
+
+
+def windows_of(offsets: Ints, firsts: Ints, room: int, stride: int) -> Windows:
+    """`cut_into_windows` of many texts, block by block; memory-mapped if there are many windows."""
+    starts = range(0, len(offsets) - 1, BATCH_TEXTS)
+    parts = [cut_into_windows(offsets[start : start + BATCH_TEXTS + 1], firsts, room, stride) for start in starts]
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(Windows))
+    return Windows(*(shared_array(column.copy, np.int64) for column in columns))
+
+
+class TaggedWords(Dataset):
+    """Windows of tagged texts between special tokens, with the tag of each window's own words at their first pieces.
+
+    The targets are the tags of the windows' own words, at the first pieces of these words. Each word belongs to one
+    window, so it counts once in training and in evaluation.
+
+    Args:
+        pieces: the pieces of all texts.
+        tags: int64 [words] the tag of each word of the table, also of those without pieces.
+        max_length: tokens of a window, with special tokens.
+        stride: pieces that consecutive windows of a text share.
+        around: ids of the special tokens before and after each window.
+
+    Raises:
+        UserError: `max_length` or `stride` leave no room for text.
+    """
+
+    def __init__(
+        self, pieces: WordPieces, tags: Ints, max_length: int, stride: int, around: tuple[list[int], list[int]]
+    ) -> None:
+        self.pieces, self.firsts, self.tags, self.begins = pieces, pieces.firsts, tags, pieces.begins
+        self.before, self.after = (np.array(ids, np.int64) for ids in around)
+        special = len(self.before) + len(self.after)
+        room = room_for_text(max_length, special)
+        if room <= stride:
+            raise UserError(
+                f"--max_length {max_length} leaves room for {room} tokens of text beside {special} special tokens, not "
+                f"more than --stride {stride}: increase it, or lower --stride"
+            )
+        self.windows = windows_of(pieces.offsets, pieces.firsts, room, stride)
+        self.lengths = shared_array(lambda: [self.windows.sizes + special], np.int32)  # [windows] tokens of each
+        self.num_words = self.windows.num_words  # int64 [windows]: own words, which have a share in the loss
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, window: int) -> Ints:
+        """int64 [length]: the tokens of a window."""
+        samples = np.array([window])
+        return self.read_micro_batch(samples, samples).ids
+
+    def words_of(self, samples: Ints) -> Ints:
+        """int64 [n]: the own words of windows, numbered as in `firsts`, in the order of the batch."""
+        return ranges(self.windows.first_words[samples], self.num_words[samples])
+
+    def read_micro_batch(self, samples: Ints, _: Ints) -> Rows:
+        """The windows `samples` [windows]; epochs are ignored."""
+        starts, sizes = self.windows.starts[samples], self.windows.sizes[samples]
+        lengths = self.lengths[samples].astype(np.int64)
+        begins = np.cumsum(lengths) - lengths  # of each window in `tokens`
+        tokens = np.empty(lengths.sum(), np.int64)
+        tokens[ranges(begins + len(self.before), sizes)] = self.pieces.pieces[ranges(starts, sizes)]
+        tokens[begins[:, None] + np.arange(len(self.before))] = self.before
+        tokens[(begins + lengths)[:, None] - np.arange(len(self.after), 0, -1)] = self.after
+        words = self.words_of(samples)
+        shifts = begins + len(self.before) - starts  # of the place of a piece
+        places = self.firsts[words] + np.repeat(shifts, self.num_words[samples])
+        return Rows(lengths, tokens, targets=self.tags[self.pieces.words[words]], masked=places)
+
+    def tags_of_all(self, predicted: Ints, outside: int) -> Ints:
+        """int64 [words]: `predicted` [words with pieces], and the tag `outside` for the words without pieces."""
+        found = np.full(len(self.tags), outside)
+        found[self.pieces.words] = predicted
+        return found
+
+    def in_context(self, tokenizer: Any, word: int) -> dict[str, str]:
+        """A word, numbered as in `firsts`, as a text, and the text `before` and `after` it."""
+        first, offsets = int(self.firsts[word]), self.pieces.offsets
+        text = int(np.searchsorted(offsets, first, side="right"))
+        begin, end = max(int(offsets[text - 1]), first - CONTEXT), min(int(offsets[text]), first + CONTEXT)
+        after = min(end, int(self.firsts[word + 1])) if word + 1 < len(self.firsts) else end
+        spans = {"before": (begin, first), "text": (first, after), "after": (after, end)}
+        decoded = {name: tokenizer.decode(self.pieces.pieces[slice(*span)]) for name, span in spans.items()}
+        return decoded | {"before": decoded["before"] + " ", "after": " " + decoded["after"]}
+
+    def digest(self) -> str:
+        """A digest of the tokens, the windows and the tags."""
+        pieces, windows = self.pieces, self.windows
+        content = hashlib.blake2b(digest_size=16)
+        arrays: list[NDArray[Any]] = [pieces.pieces, pieces.firsts, pieces.words, windows.starts, self.lengths]
+        for array in (*arrays, self.num_words, self.tags, self.begins):
+            content.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return content.hexdigest()
+
+    def __str__(self) -> str:
+        windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
+        return f"{count_of(int(self.begins.sum()), 'text')} ({windows}, {words})"

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.datasets import arrow_files, readers
+from shared.datasets import readers, rows
 from shared.datasets.label_columns import class_names, names_of_ids
 from shared.datasets.readers import blocks_of_lines, find_files, kind_of, lines_of
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, refuse_missing, source_of, where
-from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete
+from shared.datasets.tables import hold_out, limited, read_parts
 from shared.demo_data import tagged_functions
 from shared.errors import UserError, about, count_of, say
 from shared.pretrained.from_pretrained import label_order
@@ -43,9 +43,7 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
             does not occur in training.
     """
     columns = (config.text_column_name, config.label_column_name)
-    raw = _read(config, columns)
-    if config.skip_incomplete_rows:
-        raw = [skip_incomplete(table, columns) for table in raw]
+    raw = read_parts(config, columns[:1], columns[1:], embedded=embedded_functions, read=read_files)
     names = class_names(raw[0], columns[1]) if columns[1] in raw[0].column_names else ()
     tables = [tagged(table, *columns) for table in raw]
     tags = Tags.of(tables[0], names)  # before the split, so that both parts have the same tags
@@ -65,20 +63,15 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     return train, validation, tags
 
 
-def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
-    """The tables of --train_file, --dataset_name or the embedded data: training, and validation if there is any."""
-    if config.train_file:
-        given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
-        return [read_files(names, flag, csv_delimiter=config.csv_delimiter) for flag, names in given.items() if names]
-    if config.dataset_name:
-        return [table for table in read_dataset(config, columns[1:]) if table is not None]
+def embedded_functions() -> list[pa.Table]:
+    """The default data: functions, with the role of each name as its tag."""
     return [named(table, "the embedded sources") for table in tagged_functions.load()]
 
 
-def read_files(given: Sequence[str], flag: str, untagged: bool = False, csv_delimiter: str | None = None) -> pa.Table:
+def read_files(given: Sequence[str], flag: str, csv_delimiter: str | None = None, untagged: bool = False) -> pa.Table:
     """The rows of the files that `given` names; each sentence of a CoNLL file is a row. `untagged`: see `read_conll`.
 
-    They are memory-mapped: see `arrow_files`.
+    They are memory-mapped: see `rows`.
 
     Raises:
         UserError: a file cannot be read, or two files have different columns.
@@ -90,7 +83,7 @@ def read_files(given: Sequence[str], flag: str, untagged: bool = False, csv_deli
         return readers.blocks(path, source)
 
     how = f"tagged texts, format {FORMAT}, {untagged=}"
-    return arrow_files.load(find_files(given, flag, KINDS, csv_delimiter), flag, f"{flag} {' '.join(given)}", read, how)
+    return rows.load_files(find_files(given, flag, KINDS, csv_delimiter), flag, f"{flag} {' '.join(given)}", read, how)
 
 
 def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.Table]:
@@ -103,25 +96,20 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         UserError: the file cannot be read, is not UTF-8 or has no words, or a line has another number of columns than
             the first one; the message begins with `source`.
     """
-    width, first_line = 0, 1
-    begun: list[pa.Table] = []  # the words of a sentence that has not ended
+    width, first_line, begun = 0, 1, pa.array([], pa.large_string())  # the lines of a sentence that has not ended
     for _, piece in chain(blocks_of_lines(path, source), [(0, b"\n")]):  # an empty line ends the last sentence
-        lines = lines_of(piece)
+        lines = pa.concat_arrays([begun, lines_of(piece)])
         between = np.asarray(pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT)))
-        fields = _fields(lines.filter(pa.array(~between)))
-        if not width and len(fields):
-            width = len(fields[0])
-        if width:
-            words = _words(fields, width, untagged, first_line + np.flatnonzero(~between), source)
-            ends = sum(map(len, begun)) + np.cumsum(~between)[between]  # of sentences: how many words are before
-            words = pa.concat_tables([*begun, words])
-            if complete := int(ends.max(initial=0)):
-                bounds = pa.array(np.unique([0, *ends]), pa.int64())
-                columns = words.slice(0, complete).columns
-                lists = [pa.LargeListArray.from_arrays(bounds, column.combine_chunks()) for column in columns]
-                yield pa.table(lists, words.column_names)
-            begun = [words.slice(complete)]
-        first_line += len(lines)
+        complete = 1 + int(np.flatnonzero(between).max(initial=-1))
+        begun, is_word = lines.slice(complete), ~between[:complete]
+        fields = _fields(lines.slice(0, complete).filter(pa.array(is_word)))
+        if len(fields):
+            width = width or len(fields[0])
+            words = _words(fields, width, untagged, first_line + np.flatnonzero(is_word), source)
+            bounds = pa.array(np.unique([0, *np.cumsum(is_word)[~is_word]]), pa.int64())
+            lists = [pa.LargeListArray.from_arrays(bounds, column.combine_chunks()) for column in words.columns]
+            yield pa.table(lists, words.column_names)
+        first_line += complete
     if not width:
         raise UserError(f"{source} has no words")
 
@@ -165,7 +153,7 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         return result.filter(pa.array(have_words(words)))
 
     names = class_names(table, label_column) if label_column in table.column_names else ()
-    result = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
+    result = rows.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
     if widened := pc.sum(result["widened"]).as_py():
         say(
             f"{source_of(table)}: {widened:,} spans in the column {label_column} begin or end inside a word and are "

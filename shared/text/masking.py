@@ -6,7 +6,7 @@ masked together.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,10 +98,7 @@ def masking_for(
             "lower one of them"
         )
     if tokenizer.mask_token_id is None:
-        raise UserError(
-            "--model_name_or_path: its tokenizer has no mask token, which masked language modeling requires: use "
-            "another model"
-        )
+        raise UserError("--model_name_or_path: its tokenizer has no mask token: use another model")
     special = set(tokenizer.all_special_ids)
     vocabulary = tokenizer.get_vocab()
     ordinary = np.array(sorted(set(vocabulary.values()) - special), np.int64)
@@ -117,27 +114,23 @@ def _continues_word(vocabulary: dict[str, int]) -> NDArray[np.bool_]:
         found[[vocabulary[name] for name in names if name.startswith("##") and len(name) > 2]] = True
     elif spaces := [mark for mark in ("Ġ", "▁") if sum(name.startswith(mark) for name in names) > 1]:
         breaks = (*spaces, "Ċ", "ĉ")  # space, line feed and tab in byte-level BPE
-        first = _first_of_bytes if "Ġ" in spaces else lambda name: name[:1]
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        symbols = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
+        first = partial(_first_of_bytes, symbols) if "Ġ" in spaces else lambda name: name[:1]
         found[[i for name, i in vocabulary.items() if not name.startswith(breaks) and first(name).isalnum()]] = True
     else:
         raise UserError("--whole_word_masking: the tokenizer does not mark where words begin: remove the flag")
     return found
 
 
-@cache
-def _bytes_of_symbols() -> dict[str, int]:
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {symbol: byte for byte, symbol in bytes_to_unicode().items()}
-
-
-def _first_of_bytes(name: str) -> str:
+def _first_of_bytes(symbols: dict[str, int], name: str) -> str:
     """The first character of a token of byte-level BPE (Radford et al., "GPT-2"), which writes bytes as symbols.
 
     A token may begin or end inside a character. If it begins inside one, it continues the previous token, so a letter
     is returned. If it ends inside its first character, the first character with this beginning is returned.
     """
-    begun = bytes(_bytes_of_symbols().get(symbol, 0) for symbol in name[:4])
+    begun = bytes(symbols.get(symbol, 0) for symbol in name[:4])
     if begun and 0x80 <= begun[0] < 0xC0:
         return "a"
     ends = (b"\x80\x80\x80", b"\x90\x80\x80", b"\xa0\x80\x80")  # smallest continuations; the first byte decides

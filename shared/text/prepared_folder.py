@@ -17,7 +17,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.folders import digest
-from shared.disk import remedy, sync
+from shared.disk import remedy, replace_file, sync
 from shared.errors import UserError, about
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder, is_url
 from shared.text.remote_tokens import RemoteTokens, block_digest, reserve
@@ -45,16 +44,6 @@ REQUEST_BYTES = 1 << 23  # of an index file that is copied from a URL
 DEFAULT_CACHE_GB = 16.0
 INDEX, BLOCKS, TOKENIZER = "index.json", "blocks.npy", "tokenizer"
 OFFSETS, TOKENS = "offsets.npy", "tokens.npy"  # of each corpus
-
-
-@dataclass(frozen=True)
-class PreparedFolder:
-    """An opened folder."""
-
-    corpora: list[Corpus]  # training, and validation if it was prepared from files of its own
-    vocabulary: str  # the digest of the tokenizer's vocabulary
-    trained: tuple[str, int] | None  # type and size of the vocabulary, if the tokenizer was trained for a new model
-    tokenizer: Path  # its folder, on this machine
 
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -115,16 +104,14 @@ def write_prepared(
         index = {
             "format": FORMAT,
             "vocabulary": vocabulary,
-            "trained": trained,
+            "trained": trained,  # type and size of the vocabulary, if the tokenizer was trained for a new model
             "block_bytes": BLOCK_BYTES,
             "corpora": listed,
             "files": {str(path.relative_to(folder)): [path.stat().st_size, digest(path)] for path in sorted(small)},
         }
-        partial_index = folder / f"{INDEX}.partial"
-        partial_index.write_text(json.dumps(index | {"digest": _digest_of_index(index)}))
-        for path in (*small, partial_index):
+        for path in small:
             sync(path)
-        partial_index.rename(folder / INDEX)
+        replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
         sync(folder)
 
 
@@ -150,8 +137,11 @@ def _digest_of_index(index: Mapping[str, Any]) -> str:
 # Reading
 
 
-def open_prepared(where: str, cache_gb: float | None) -> PreparedFolder:
+def open_prepared(where: str, cache_gb: float | None) -> tuple[list[Corpus], dict[str, Any], Path]:
     """Open the prepared folder --prepared_data on this machine or behind a URL, with a cache of `cache_gb` GB.
+
+    Returns the corpora (training, and validation if it was prepared from files of its own), the index, and the folder
+    of the small files on this machine.
 
     Raises:
         UserError: a file is missing, damaged or cannot be read, or --cache_gb has no effect, or the disk no room.
@@ -170,13 +160,9 @@ def open_prepared(where: str, cache_gb: float | None) -> PreparedFolder:
             content = (here / INDEX).read_bytes()
         index = _parsed(content, source)
         for name in _damaged(here, index):
-            raise UserError(
-                f"{source}/{name} is missing or differs from the index: prepare the data again, or copy the folder "
-                "again"
-            )
+            raise UserError(f"{source}/{name} is missing or differs from the index: copy or prepare the folder again")
     corpora = [Corpus(here / name, each["digest"], tokens.get(name)) for name, each in index["corpora"].items()]
-    trained = index["trained"] and tuple(index["trained"])
-    return PreparedFolder(corpora, index["vocabulary"], trained, here / TOKENIZER)
+    return corpora, index, here
 
 
 def _remote_tokens(
@@ -211,9 +197,7 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise damaged from None
     if number != FORMAT:
-        raise UserError(
-            f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare the data again"
-        )
+        raise UserError(f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare it again")
     if _digest_of_index(index) != expected:
         raise damaged
     return index | {"digest": expected}

@@ -23,7 +23,7 @@ from shared.plan.batches import MicroBatch
 from shared.plan.draws import Ints
 from shared.text.masking import Masking
 from shared.text.remote_tokens import RemoteTokens, begun_ahead
-from shared.text.tokenized import Rows, tokenize
+from shared.text.tokenized import Rows, room_for_text, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -152,11 +152,7 @@ class MaskedDocuments(Dataset):
         self.before, self.after = (np.array(ids, np.int64) for ids in around)
         self.masking, self.seed = masking, seed
         special = len(self.before) + len(self.after)
-        room = max_length - special
-        if room < 1:
-            raise UserError(
-                f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it"
-            )
+        room = room_for_text(max_length, special)
         if isinstance(documents, pa.Table):
             documents = cut_into_pieces(file, documents, room, special, masking)
         self.arguments = (file, documents, max_length, around, masking, seed)

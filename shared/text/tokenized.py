@@ -19,8 +19,7 @@ from shared.cache.prepared import Arrays, build_once, cache_dir, key_digest, map
 from shared.datasets.rows import missing, source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
-from shared.text.encoder import Encoder
-from shared.text.table_texts import batches_of, columns_in_batches, digest_of, refuse_empty, texts_of
+from shared.text.encoder import Encoder, batches_of, columns_in_batches, digest_of, refuse_empty, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -153,6 +152,13 @@ def joined(items: list[Item]) -> Rows:
     return Rows(lengths, np.concatenate(ids), all_types, None if targets[0] is None else np.array(targets))
 
 
+def room_for_text(max_length: int, special: int) -> int:
+    """The tokens of text in a row of at most `max_length`; UserError if `special` tokens leave no room for text."""
+    if max_length <= special:
+        raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
+    return max_length - special
+
+
 def tokenize(
     table: pa.Table,
     text_columns: Sequence[str],
@@ -173,8 +179,8 @@ def tokenize(
     columns = texts_of(table, text_columns)
     whole = max_length is None
     special = 0 if whole else tokenizer.num_special_tokens_to_add(pair=len(text_columns) == 2)
-    if max_length is not None and max_length <= special:
-        raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
+    if max_length is not None:
+        room_for_text(max_length, special)
     encoder = Encoder(tokenizer, max_length, prompt)
 
     def make(rows: range) -> Iterator[Arrays]:

@@ -22,7 +22,7 @@ from shared.contrastive.tuples import (
     text_digests,
     tokenize_tuples,
 )
-from shared.datasets import arrow_files
+from shared.datasets import rows as rows_module
 from shared.datasets.tables import read_file
 from shared.encoders.packing import Packing
 from shared.text.tokenized import Padding, Rows, train_tokenizer
@@ -136,7 +136,7 @@ def write_lists(path, rows):
 def test_prompts_lengths_and_lists_give_the_tokens_of_the_texts_written_out(data, tmp_path, monkeypatch, mapped):
     *_, tokenizer = data
     if mapped:
-        monkeypatch.setattr(arrow_files, "IN_MEMORY", 0)
+        monkeypatch.setattr(rows_module, "IN_MEMORY", 0)
     rows = [(q, a, [n, n[::-1], f"{n} again"]) for q, a, n in ROWS]
     config = config_of(prompts=("question ", "", "wrong "), max_length=(5, 16, 9))
     found = tokenize_tuples(write_lists(tmp_path / "lists.jsonl", rows), config, tokenizer)

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, readers, rows
+from shared.datasets import readers, rows
 from shared.datasets.labels import Labels, embedded_docstrings
 from shared.datasets.rows import ROW_COLUMN, content_of, named, typed_column_of, where
 from shared.datasets.tables import limited, load_tables, read_file
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 
-LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
+LARGE = {(rows, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
 in_both_ways = partial(large_data.in_both_ways, large=LARGE)
 
 ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
@@ -46,7 +46,7 @@ def loaded(label="label", problem_type=None, delimiter=None, **flags):
         tables = limited(tables, config)
         targets = [labels.encode(table) for table in tables]
         is_mapped = {mapped_file(part) is not None for part in targets} | {bool(content_of(t)) for t in tables}
-        assert is_mapped == {arrow_files.IN_MEMORY < 0}
+        assert is_mapped == {rows.IN_MEMORY < 0}
         schemas = [[(field, field.metadata) for field in table.schema] for table in tables]
         found = [(part.tolist(), part.dtype, where(table, 2)) for part, table in zip(targets, tables, strict=True)]
         return labels, found, schemas, [table.to_pylist() for table in tables]

@@ -13,7 +13,7 @@ from shared.datasets.rows import column_of, content_of, source_of, typed_column_
 from shared.datasets.tables import load_tables, read_file
 from shared.options.data_options import DataOptions
 from shared.tagging.tagged_texts import read_files
-from shared.text.documents import load_documents, of_files
+from shared.text.corpus import load_documents, of_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

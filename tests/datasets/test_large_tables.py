@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from table_files import in_both_ways, loaded
 
-from shared.datasets import arrow_files, label_cells
+from shared.datasets import label_cells, rows
 from shared.datasets.rows import content_of
 from shared.datasets.tables import load_tables, read_file, read_saved
 from shared.options.data_options import DataOptions
@@ -46,7 +46,7 @@ def test_values_that_no_type_fits_are_refused_across_blocks(tmp_path):
 
 
 def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(rows, "IN_MEMORY", -1)
     path = write(tmp_path / "a.csv", ["a", "b"])
     first = read_file(str(path), "--train_file")
     copy = tmp_path / "b.csv"
@@ -57,7 +57,7 @@ def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path,
     assert content_of(changed) != content_of(first)
     assert changed["text"].to_pylist() == ["text 0", "text 2"]
     assert content_of(changed.slice(1)) is None, "a part of the rows has another content"
-    monkeypatch.setattr(arrow_files, "_write", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(rows, "_write", lambda *_: pytest.fail("converted again"))
     assert read_file(str(path), "--train_file").equals(changed)
 
 
@@ -149,7 +149,7 @@ def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_pat
 
 
 def test_a_saved_data_set_that_is_written_again_has_another_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(rows, "IN_MEMORY", -1)
     folder = save(tmp_path / "saved", [0, 1] * 9)
     first = read_saved(folder)["train"]
     assert content_of(read_saved(folder)["train"]) == content_of(first)

@@ -10,7 +10,8 @@ from small_images import EIGHT, config, folders, tables
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, rows, splits
+from shared.datasets import rows as table_rows
+from shared.datasets import splits
 from shared.images import cache as image_cache
 from shared.images import paths, sources
 from shared.images.images import load_images
@@ -30,7 +31,7 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
         (splits, "SORTED"),
         (sources, "BLOCK"),
         (paths, "AT_ONCE"),
-        (rows, "BLOCK_ROWS"),
+        (table_rows, "BLOCK_ROWS"),
     ):
         monkeypatch.setattr(module, name, at_once)
     monkeypatch.setattr(prepared, "IN_MEMORY", at_once)
@@ -85,7 +86,7 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     few = read()
     assert mapped == [{False}] * 2
     monkeypatch.setattr(prepared, "IN_MEMORY", -1)
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(table_rows, "IN_MEMORY", -1)
     monkeypatch.setattr(sources, "BLOCK", 3)
     monkeypatch.setattr(image_cache, "SMALLEST_CHECKED", 2)
     assert read() == few

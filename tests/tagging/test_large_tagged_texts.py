@@ -10,18 +10,18 @@ from toy_data import tagged_rows
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
-from shared.datasets import arrow_files, readers, rows
-from shared.tagging import pieces, tags, windows
+from shared.datasets import readers, rows
+from shared.tagging import pieces, tags
 
 LARGE = {  # tables of any size are memory-mapped, and all blocks are small
-    (arrow_files, "IN_MEMORY"): -1,
+    (rows, "IN_MEMORY"): -1,
     (readers, "BLOCK_BYTES"): 300,
     (rows, "BLOCK_ROWS"): 23,
     (prepared, "IN_MEMORY"): -1,
     (pieces, "SMALLEST_BLOCK"): 16,
     (tags, "BATCH_TEXTS"): 5,
     (tags, "BATCH_WORDS"): 60,
-    (windows, "BATCH_TEXTS"): 5,
+    (pieces, "BATCH_TEXTS"): 5,
 }
 
 

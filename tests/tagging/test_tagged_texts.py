@@ -9,14 +9,14 @@ import pytest
 from large_data import in_both_ways
 from predicting import write_jsonl
 
-from shared.datasets import arrow_files, readers
+from shared.datasets import readers
 from shared.datasets import rows as rows_module
 from shared.errors import UserError
 from shared.tagging.tagged_texts import read_files, tagged
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-LARGE = {(arrow_files, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 300, (rows_module, "BLOCK_ROWS"): 23}
+LARGE = {(rows_module, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 300, (rows_module, "BLOCK_ROWS"): 23}
 SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
 TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]
 

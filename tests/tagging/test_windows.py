@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.cache.prepared import ranges
-from shared.tagging.windows import TaggedWords, cut_into_windows
+from shared.tagging.pieces import TaggedWords, cut_into_windows
 
 
 def texts():

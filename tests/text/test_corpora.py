@@ -11,16 +11,15 @@ import runs
 from toy_data import WORDS, word_tokenizer
 
 from shared.cache import prepared
-from shared.datasets import arrow_files
 from shared.datasets import readers as readers_module
+from shared.datasets import rows
 from shared.datasets.rows import ROW_COLUMN, named, numbered
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.text import documents as documents_module
-from shared.text import table_texts
+from shared.text import corpus as corpus_module
+from shared.text import encoder
 from shared.text import tokenized as tokenized_module
-from shared.text.corpus import select_parts
-from shared.text.documents import of_files, of_table
+from shared.text.corpus import of_files, of_table, select_parts
 from shared.text.encoder import Encoder
 from shared.text.token_files import tokenize_documents
 from shared.text.tokenized import train_tokenizer
@@ -29,11 +28,11 @@ TEXTS = [" ".join(WORDS[i * k % 8] for k in range(i % 23)) for i in range(300)] 
 ROWS = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
 FEW = 9  # documents in a small file
 SMALL = {
-    (documents_module, "GROUP_BYTES"): 2000,
+    (corpus_module, "GROUP_BYTES"): 2000,
     (tokenized_module, "BLOCK_DOCUMENTS"): 30,
-    (table_texts, "BATCH_ROWS"): 10,
+    (encoder, "BATCH_ROWS"): 10,
     (readers_module, "BLOCK_BYTES"): 300,
-    (arrow_files, "IN_MEMORY"): 1000,
+    (rows, "IN_MEMORY"): 1000,
 }
 
 
@@ -126,7 +125,7 @@ import resource, sys
 import pyarrow.csv, pyarrow.parquet, torch
 from toy_data import word_tokenizer
 from shared.plan.batches import Plan
-from shared.text.documents import of_files
+from shared.text.corpus import of_files
 from shared.text.token_files import MaskedDocuments, tokenize_documents
 from shared.plan.loading import Loader
 from shared.text.masking import masking_for

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from runs import refusal
 
 from shared.cache.prepared import only_task
-from shared.datasets import arrow_files, readers
+from shared.datasets import readers, rows
 from shared.datasets.readers import blocks_of_lines, line_number
 from shared.datasets.rows import content_of
 from shared.options.data_options import DataOptions
-from shared.text import documents as documents_module
-from shared.text.documents import first_texts, load_documents, of_files, of_table, small_together
-from shared.text.table_texts import batches_of
+from shared.text import corpus as corpora
+from shared.text.corpus import first_texts, load_documents, of_files, of_table, small_together
+from shared.text.encoder import batches_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -71,7 +71,7 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("empty.txt", b"", "--train_file .* is empty"),
+        ("empty.txt", b"", "--train_file .* has no rows"),
         ("latin.txt", b"good\n\xe9t\xe9\n", r"--train_file .* is not UTF-8 \(line 2\)"),
         ("other.jsonl", b'{"words": "a"}\n', r"--text_column_name text: .* \(columns: words\)"),
     ],
@@ -90,8 +90,8 @@ TEXTS = [f"document {i} " + "é, x " * (i % 7) for i in range(60)]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Groups of files of about 300 bytes, and Arrow files of more than 100 bytes in small blocks."""
-    monkeypatch.setattr(documents_module, "GROUP_BYTES", 300)
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", 100)
+    monkeypatch.setattr(corpora, "GROUP_BYTES", 300)
+    monkeypatch.setattr(rows, "IN_MEMORY", 100)
     monkeypatch.setattr(readers, "BLOCK_BYTES", 50)
 
 
@@ -138,8 +138,8 @@ def test_every_kind_of_file_has_its_documents(small_blocks, tmp_path, kind):
 def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, monkeypatch):
     names = [write(tmp_path, f"{name}.txt") for name in "abcd"]
     loaded = []
-    load = arrow_files.load
-    monkeypatch.setattr(arrow_files, "load", lambda files, *rest: loaded.append(files[0].stem) or load(files, *rest))
+    load = corpora.load_files
+    monkeypatch.setattr(corpora, "load_files", lambda files, *rest: loaded.append(files[0].stem) or load(files, *rest))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with only_task(0, 2):
@@ -153,7 +153,7 @@ def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 12))
 def test_groups_are_as_large_as_possible(sizes, most):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents_module, "GROUP_BYTES", most)
+        patch.setattr(corpora, "GROUP_BYTES", most)
         groups = small_together(sizes)
     assert [i for group in groups for i in group] == list(range(len(sizes)))
     totals = [sum(sizes[i] for i in group) for group in groups]

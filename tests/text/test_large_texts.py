@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, label_cells, readers, rows, splits
+from shared.datasets import label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
 from shared.datasets.rows import decided
 from shared.datasets.tables import hold_out, read_file
 from shared.losses import losses
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
-from shared.text import table_texts, tokenized
+from shared.text import encoder, tokenized
 from shared.text.tokenized import Padding, tokenize, train_tokenizer
 
 
 @pytest.fixture(autouse=True)
 def always_mapped(monkeypatch, own_cache):
     """Tables of any size are memory-mapped."""
-    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(rows, "IN_MEMORY", -1)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     assert arguments[1].name == "targets.npy", "a worker process gets the file of the targets"
     assert make(*arguments).targets.tolist() == first[0].targets.tolist()
     for module, name in (
-        *((arrow_files, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
+        *((rows, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
         *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
@@ -64,7 +64,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
 
 def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
     """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB, until the first steps."""
-    for module, name in ((readers, "BLOCK_BYTES"), (table_texts, "BATCH_BYTES")):
+    for module, name in ((readers, "BLOCK_BYTES"), (encoder, "BATCH_BYTES")):
         monkeypatch.setattr(module, name, 1 << 13)
     for name in ("BLOCK", "SORTED"):
         monkeypatch.setattr(splits, name, 1 << 7)
@@ -97,9 +97,9 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
 
 
 def test_long_texts_are_tokenized_few_at_a_time(monkeypatch):
-    monkeypatch.setattr(table_texts, "BATCH_BYTES", 100)
+    monkeypatch.setattr(encoder, "BATCH_BYTES", 100)
     table = pa.table({"a": ["x" * size for size in (30, 30, 30, 30, 250, 1, 1)], "b": ["y"] * 7})
-    batches = [*table_texts.batches_of(table)]
+    batches = [*encoder.batches_of(table)]
     assert [len(batch) for batch in batches] == [3, 1, 3]
     assert [row for batch in batches for row in batch] == list(zip(*table.to_pydict().values(), strict=True))
 

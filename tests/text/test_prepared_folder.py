@@ -19,7 +19,7 @@ from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed
 from shared.text import prepared_folder, remote_tokens
-from shared.text.documents import of_files
+from shared.text.corpus import of_files
 from shared.text.masking import masking_for
 from shared.text.prepared_folder import open_prepared, write_prepared
 from shared.text.token_files import MaskedDocuments, tokenize_documents
@@ -60,7 +60,7 @@ def folder(original, tmp_path, monkeypatch):
 
 
 def opened(where, cache_gb=None):
-    return open_prepared(str(where), cache_gb)
+    return open_prepared(str(where), cache_gb)[0]
 
 
 def write(folder, *corpora, tokenizer=None):
@@ -77,7 +77,7 @@ def full(*_):
 
 
 def everything(found):
-    return [corpus.tokens[:].tolist() for corpus in found.corpora]
+    return [corpus.tokens[:].tolist() for corpus in found]
 
 
 def masked(corpus):
@@ -95,16 +95,16 @@ def same(one, other):
 def test_the_folder_has_the_tokens_of_the_corpus_here_and_behind_a_url(file, folder):
     with RangeServer(folder) as server:
         for where in (folder, server.url, f"file://{folder}"):
-            found = opened(where)
-            assert [corpus.folder.name for corpus in found.corpora] == ["training", "validation"]
-            assert found.trained == ("wordpiece", 10)
-            for corpus in found.corpora:
+            corpora, index, here = open_prepared(str(where), None)
+            assert [corpus.folder.name for corpus in corpora] == ["training", "validation"]
+            assert index["trained"] == ["wordpiece", 10]
+            for corpus in corpora:
                 assert corpus.digest == file.digest
                 assert corpus.offsets.tolist() == file.offsets.tolist()
                 assert corpus.tokens.dtype == file.tokens.dtype
                 for start, stop in ((0, None), (0, 1), (31, 33), (100, 500), (7, 7), (-1, None)):
                     assert corpus.tokens[start:stop].tolist() == file.tokens[start:stop].tolist()
-    loaded = PreTrainedTokenizerFast.from_pretrained(found.tokenizer)
+    loaded = PreTrainedTokenizerFast.from_pretrained(here / "tokenizer")
     assert loaded.get_vocab() == word_tokenizer().get_vocab()
 
 
@@ -114,7 +114,7 @@ def test_samples_are_the_same_with_any_cache_and_the_cache_is_bounded(file, fold
     size = sum(path.stat().st_size for path in folder.glob("*/tokens.npy"))
     monkeypatch.setattr(remote_tokens, "MEMORY_BYTES", 0)
     with RangeServer(folder) as server:
-        remote = masked(opened(server.url, share * size / 1e9).corpora[0])
+        remote = masked(opened(server.url, share * size / 1e9)[0])
         assert remote.digest() == local.digest()
         rng = np.random.default_rng(0)
         for epoch in range(2):
@@ -156,7 +156,7 @@ def test_the_loader_reads_ahead_with_and_without_workers(file, folder, num_worke
         return found
 
     with RangeServer(folder) as server:
-        data = masked(opened(server.url).corpora[0])
+        data = masked(opened(server.url)[0])
         assert data[2].tolist() == masked(file)[2].tolist()  # starts the threads
         data = data if num_workers else pickle.loads(pickle.dumps(data))
         for one, other in zip(read(data, num_workers), read(masked(file)), strict=True):
@@ -165,7 +165,7 @@ def test_the_loader_reads_ahead_with_and_without_workers(file, folder, num_worke
 
 def test_requests_for_coming_samples_begin_before_the_first_one_is_used(file, folder):
     with RangeServer(folder, delay=0.01) as server:
-        data = masked(opened(server.url).corpora[0])
+        data = masked(opened(server.url)[0])
         plan = Plan(num_samples=len(data), seed=3, global_batch_size=8, num_epochs=1)
         schedule = [m for step in range(20) for m in plan.micro_batches(step)]
         batches = feed(schedule, data, lambda rows: rows, torch.device("cpu"))

@@ -21,7 +21,7 @@ from transformers import (
 
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named
-from shared.text import encoder, table_texts, tokenized
+from shared.text import encoder, tokenized
 from shared.text.tokenized import Padding, Rows, TokenizedText, check_max_length, tokenize, train_tokenizer
 
 SENTENCES = [
@@ -78,7 +78,7 @@ def test_tokens_of_any_text_are_those_of_the_tokenizer_itself(tokenizers, kind, 
     max_length, count = data.draw(st.integers(4, 40)), data.draw(st.integers(1, 2))
     columns = [[*column] for column in zip(*pairs, *zip(SENTENCES, SENTENCES[::-1], strict=True), strict=True)][:count]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_texts, "BATCH_ROWS", 2)
+        patch.setattr(encoder, "BATCH_ROWS", 2)
         patch.setattr(tokenized, "BLOCK_ROWS", 3)
         found = tokenize(pa.table(columns, ["a", "b"][:count]), ["a", "b"][:count], tokenizers[kind], max_length)
     expected = tokenizers[kind](*columns, truncation=True, max_length=max_length)

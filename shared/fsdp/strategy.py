@@ -19,7 +19,7 @@ from shared.errors import UserError
 from shared.fsdp import checkpoints
 from shared.models.trainable import SaverWithoutFrozen, load_without_frozen, repeated_layers
 from shared.monitoring.hooks import Hook
-from shared.processes import barrier, rules
+from shared.processes import collectives, rules
 from shared.processes.rules import uses_fsdp
 from shared.run.training_run import Ddp
 
@@ -91,7 +91,7 @@ class Fsdp(Ddp):
 
     def wrap(self, accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
         """As in DDP; the model is sharded already, and Accelerate only adds autocast."""
-        barrier.wait_for_all(accelerator)
+        collectives.wait_for_all(accelerator)
         return accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare_optimizer(optimizer)
 
     def load(self, path: Path, model: nn.Module, optimizer: Any, registered: list[Any]) -> None:
@@ -131,7 +131,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    barrier.wait_for_all(accelerator)
+    collectives.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     settings = of_accelerate_fsdp.fsdp_settings(accelerator)
     for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images

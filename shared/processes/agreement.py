@@ -154,11 +154,14 @@ def init_method(config: options.Options, device: str) -> str:
     def find(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
         place = Place.of_environment()
         with about(f"MASTER_ADDR:MASTER_PORT {place.where} (python -m shared.preflight finds the cause)"):
-            store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+            # torch's own rendezvous waits here for all processes, and does not say which ones are missing.
+            store: dist.Store = dist.TCPStore(
+                place.address, place.port, place.processes, place.serves, timeout, wait_for_workers=False
+            )
         if separate:
             store = dist.PrefixStore(f"restart-{restarts}", store)
         compare(store, place, config, device, timeout.total_seconds())
-        yield store, rank, world_size
+        yield store, place.rank, place.processes
 
     name = f"recipe{next(_names)}"  # torch accepts each name only once
     dist.register_rendezvous_handler(name, find)

@@ -26,7 +26,7 @@ import torch
 from torch import distributed as dist
 
 from shared.errors import UserError, first_line
-from shared.processes import barrier, folder_lock, signals
+from shared.processes import collectives, folder_lock, signals
 
 EXIT_USER_ERROR = 2
 ENTRY = struct.Struct("<dB")  # of a process in the shared file: when it ended, and its exit code
@@ -229,8 +229,8 @@ def end() -> None:
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()
-        barrier.wait_for_all(PartialState())  # the main process may be uploading
-        barrier.meet(PartialState())
-        barrier.close()
+        collectives.wait_for_all(PartialState())  # the main process may be uploading
+        collectives.meet(PartialState())
+        collectives.close()
         known.store = None
         PartialState().destroy_process_group()

@@ -101,11 +101,18 @@ def unlink_file() -> None:
                 known.path.unlink()
 
 
-def record(code: int) -> None:
-    """Record the exit code with which this process ends, for the other processes on this machine."""
+def record(code: int, why: str = "") -> None:
+    """Record the exit code with which this process ends, for the other processes on this machine.
+
+    With `why`, the processes of all machines can read it; the reason of the first process is kept.
+    """
     with contextlib.suppress(OSError):
         if local_processes() > 1:
             os.pwrite(open_file(), ENTRY.pack(time.time(), code), ENTRY.size * local_rank())
+    if why and known.store is not None:
+        word = json.dumps(identity() | {"rank": int(os.environ.get("RANK", 0)), "code": code, "why": why})
+        with contextlib.suppress(RuntimeError):  # the process that opened the store has ended
+            known.store.compare_set(STORE_KEY, "", word)
 
 
 def peers_that_ended(*codes: int) -> list[int]:
@@ -127,14 +134,6 @@ def peers_that_ended(*codes: int) -> list[int]:
 def peer_failed() -> bool:
     """Whether another process on this machine has ended with an error; the launcher then signals the rest to end."""
     return bool(peers_that_ended(signals.EXIT_FAILED, EXIT_USER_ERROR))
-
-
-def tell_all_machines(code: int, why: str) -> None:
-    """Write to the store why this process ends, for other machines; only the first process's reason is kept."""
-    if known.store is not None:
-        word = json.dumps(identity() | {"rank": int(os.environ.get("RANK", 0)), "code": code, "why": why})
-        with contextlib.suppress(RuntimeError):  # the process that opened the store has ended
-            known.store.compare_set(STORE_KEY, "", word)
 
 
 def peer_behind(error: Exception) -> Peer | None:
@@ -200,8 +199,7 @@ def refuse(error: UserError) -> NoReturn:
     signal.signal(signal.SIGTERM, leave)  # sent by the launcher after the first exit
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    record(EXIT_USER_ERROR)
-    tell_all_machines(EXIT_USER_ERROR, str(error))
+    record(EXIT_USER_ERROR, str(error))
     awaited = {*range(1, local_processes())} if here == 0 else {0}
     while not awaited.issubset(peers_that_ended(signals.EXIT_FAILED, EXIT_USER_ERROR)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -80,15 +80,6 @@ def compare(store: dist.Store, place: Place, config: options.Options, device: st
     ending.unlink_file()
 
 
-def print_if_long(begun: float, what: str) -> bool:
-    """Print `what` on one process per machine if PRINT_AFTER seconds have passed since `begun`; return whether so."""
-    if time.monotonic() - begun < PRINT_AFTER:
-        return False
-    if ending.local_rank() == 0 or ending.local_processes() <= 2:
-        print(what, file=sys.stderr, flush=True)
-    return True
-
-
 def raise_if_peer_ended() -> None:
     """Raise UserError or Preempted if another process of this launch has ended."""
     if peer := ending.ended_peer():
@@ -112,13 +103,19 @@ def exchange(
         )
     inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
     keys = [f"facts-{rank}" for rank in range(place.processes)]
-    begun, printed = time.monotonic(), False
-    while not wait_for_keys(inside, keys, min(1.0, seconds)):
+    begun, printed = time.monotonic(), ending.local_rank() > 0  # one process per machine prints
+    while True:
+        with contextlib.suppress(dist.DistError):
+            inside.wait(keys, timedelta(seconds=min(1.0, seconds)))
+            break
         raise_if_peer_ended()
+        waited = time.monotonic() - begun
         came = [rank for rank, key in enumerate(keys) if inside.check([key])]
         missing = listed(sorted({*range(place.processes)} - {*came}), 8)
-        printed = printed or print_if_long(begun, f"waiting for rank {missing} at {place.where}: see their output")
-        if time.monotonic() - begun >= seconds:
+        if waited >= PRINT_AFTER and not printed:
+            printed = True
+            print(f"waiting for rank {missing} at {place.where}: see their output", file=sys.stderr, flush=True)
+        if waited >= seconds:
             raise UserError(
                 f"of {place.processes} processes, rank {missing} did not connect to {place.where} within {seconds:g} s "
                 f"(rank {listed(came, 8)} did): not started, started with another MASTER_ADDR or MASTER_PORT or "
@@ -130,14 +127,6 @@ def exchange(
         time.sleep(0.01)  # the store ends with the process that opened it: wait until all have read it
         seconds -= 0.01
     return facts
-
-
-def wait_for_keys(store: dist.Store, keys: list[str], seconds: float) -> bool:
-    """Wait up to `seconds` until all `keys` are in the store; return whether they are."""
-    with contextlib.suppress(dist.DistError):
-        store.wait(keys, timedelta(seconds=seconds))
-        return True
-    return False
 
 
 def init_method(config: options.Options, device: str) -> str:
@@ -171,14 +160,13 @@ def init_method(config: options.Options, device: str) -> str:
 def own_facts(config: options.Options, device: str) -> dict[str, Any]:
     """Return this process's values of what must be the same on all: {kind: {name: value}}, with kinds from KINDS."""
     env = os.environ
-    own = fields_with(type(config), Meaning.MAY_DIFFER)
+    own = {*fields_with(type(config), Meaning.MAY_DIFFER)}
+    if config.save_on_each_node:  # each machine has its own folders
+        own |= {"output_dir", "resume_from_checkpoint"}
     compared = {name: value for name, value in options.plain(config).items() if name not in own}
     settings = {f"--{name}": options.shown(value) for name, value in compared.items()}
     if config.mixed_precision == "launcher":
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")
-    if config.save_on_each_node:  # each machine has its own folders, shared by its processes
-        for name in ("output_dir", "resume_from_checkpoint"):
-            settings[f"--{name} on {ending.identity()['host']}"] = settings.pop(f"--{name}")
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
     return {"setting": launched | settings, "version": versions(), "code": code_digests(config)}
@@ -206,17 +194,13 @@ def code_digests(config: options.Options) -> dict[str, str]:
 
 
 def refuse_differences(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each.
-
-    A setting that only some processes have, such as the output folder of one machine, is compared among those.
-    """
+    """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each."""
     found = []
     for kind in KINDS:
         for name in sorted({name for fact in facts for name in fact[kind]}):
             places: dict[str, str] = {}
             for fact in facts:
-                if name in fact[kind] or kind != "setting":
-                    places.setdefault(fact[kind].get(name, "absent"), f"{fact['host']} (rank {fact['rank']})")
+                places.setdefault(fact[kind].get(name, "absent"), f"{fact['host']} (rank {fact['rank']})")
             if len(places) > 1 and kind == "code":
                 found.append(f"code {name} differs between {' and '.join(places.values())}")
             elif len(places) > 1:

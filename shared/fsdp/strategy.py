@@ -31,7 +31,7 @@ RULES = (
     ),
     rules.one_of(("true", "false"), "FSDP_OFFLOAD_PARAMS"),  # with 1 Accelerate offloads, but without gloo for the host
     Rule(
-        lambda it: it.sharded and it.on_cpu and not rules.cpu_requested(it.env),
+        lambda it: it.sharded and it.on_cpu and not rules.is_true(it.env, rules.USE_CPU),
         "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
         "ACCELERATE_USE_CPU=true in the environment to try FSDP out on a CPU",
     ),

@@ -97,6 +97,7 @@ class Plan:
         if self.lengths is None:
             self.lengths = np.broadcast_to(np.int64(1), self.num_samples)
         self.num_samples = len(self.lengths)
+        self._budget = Budget(self.max_tokens, self.max_samples, self.packed)
         assert self.num_samples > 0, "an empty data set reached the plan"
         if self.max_tokens is not None:
             longest = int(self.lengths.argmax()) if self.longest is None else self.longest
@@ -145,18 +146,12 @@ class Plan:
             lengths: int [n], tokens of each sample of the data that are evaluated.
             padded: see `Plan`.
         """
+        budget = Budget(self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples, self.packed)
+        place = self.num_processes, self.process_index
         for start in range(0, len(lengths), BLOCK):
             block = lengths[start : start + BLOCK]
-            for micro_batch in evaluation_batches(
-                padded(block) if padded else block,
-                self.max_tokens and 2 * self.max_tokens,
-                self.max_samples and 2 * self.max_samples,
-                num_processes=self.num_processes,
-                process_index=self.process_index,
-                equal_counts=self.equal_counts,
-                packed=self.packed,
-            ):
-                yield replace(micro_batch, samples=start + micro_batch.samples)
+            for each in evaluation_batches(padded(block) if padded else block, budget, *place, self.equal_counts):
+                yield replace(each, samples=start + each.samples)
 
     def lengths_of(self, samples: Ints) -> Ints:
         """int64 [n]: the tokens that `samples` [n] take, each padded on its own."""
@@ -248,20 +243,13 @@ class Plan:
                 count = -(-count // num_processes) * num_processes
         return min(count, rows)
 
-    @property
-    def _budget(self) -> Budget:
-        return Budget(self.max_tokens, self.max_samples, self.packed)
-
 
 def evaluation_batches(
     lengths: NDArray[np.integer],
-    max_tokens: int | None,
-    max_samples: int | None,
-    *,
+    budget: Budget,
     num_processes: int = 1,
     process_index: int = 0,
     equal_counts: bool = False,
-    packed: bool = False,
 ) -> list[MicroBatch]:
     """One process's share of one pass over a data set, longest samples first.
 
@@ -271,12 +259,12 @@ def evaluation_batches(
     lengths = lengths.astype(np.int64)
     order = np.argsort(-lengths, kind="stable")
     lengths = lengths[order]
-    sorted_lengths, budget = lengths.tolist(), Budget(max_tokens, max_samples, packed)
+    sorted_lengths = lengths.tolist()
     starts = budget.fill(sorted_lengths, budget.area(sorted_lengths))
     if len(starts) < num_processes:
         starts = cut_points(sorted_lengths, budget, num_processes)
     pieces = _micro_batches(0, order, np.zeros(len(order), np.int64), len(order), starts)
-    return _shares(pieces, costs_of(lengths, starts, packed), num_processes, equal_counts)[process_index]
+    return _shares(pieces, costs_of(lengths, starts, budget.packed), num_processes, equal_counts)[process_index]
 
 
 def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: list[int]) -> list[MicroBatch]:

@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 
 from shared.datasets.rows import source_of, typed_column_of
 from shared.errors import about, count_of
-from shared.plan.batches import evaluation_batches
+from shared.plan.batches import Budget, evaluation_batches
 from shared.predictions.labels import PREDICTION
 from shared.predictions.prediction import Outputs, Prediction, build_model, load_data, read_rows
 from shared.predictions.request import Request
@@ -48,7 +48,7 @@ def predict_table(_: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=default_collate,
-        batches=evaluation_batches(data.lengths, None, request.limits[1]),
+        batches=evaluation_batches(data.lengths, Budget(samples=request.limits[1])),
         model=build_model(request, *learned),
         predict_batch=recipe.predict_batch,
         widths=(1, 1),

@@ -12,7 +12,7 @@ from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
 from shared.losses.losses import Scale
-from shared.plan.batches import evaluation_batches
+from shared.plan.batches import Budget, evaluation_batches
 from shared.predictions.labels import label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, load_data, read_rows
 from shared.predictions.request import Request
@@ -50,7 +50,7 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(lengths, *request.limits, packed=collate.packed),
+        batches=evaluation_batches(lengths, Budget(*request.limits, collate.packed)),
         model=model,
         predict_batch=partial(recipe.predict_batch, Scale(labels)),
         **label_outputs(request, labels, targets, scored, f"{count_of(len(data), 'text')}{how}"),

@@ -140,14 +140,10 @@ def peer_behind(error: Exception) -> Peer | None:
     """Return the process whose end made a call to torch raise `error` here; None if `error` has another cause."""
     lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and LOST.search(str(error)))
     deadline = time.monotonic() + (SEARCH_SECONDS if lost else 0)
-    while True:
-        if peer := ended_peer():
-            return peer
-        if time.monotonic() >= deadline:
-            break
+    while not (peer := ended_peer()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    if not lost:
-        return None
+    if peer or not lost:
+        return peer
     return Peer(1, f"the connection to another process is lost ({first_line(error)[:200]}): see its output")
 
 

@@ -37,14 +37,12 @@ def one_of(values: tuple[str, ...], name: str, any_case: bool = True) -> Rule:
     return Rule(found, f"{{found}}: expected one of {', '.join(values)}")
 
 
-def cpu_requested(environment: Mapping[str, str]) -> bool:
-    """Whether use_cpu is set in the launcher's YAML, or by debug_launcher."""
-    return is_true(environment, "ACCELERATE_USE_CPU")
-
-
 def uses_fsdp(environment: Mapping[str, str]) -> bool:
     """`distributed_type: FSDP` in the launcher's YAML; Accelerate reads no other word than true."""
     return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+USE_CPU = "ACCELERATE_USE_CPU"  # set by use_cpu in the launcher's YAML, or by debug_launcher
 
 
 def is_true(environment: Mapping[str, str], name: str) -> bool:

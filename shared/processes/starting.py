@@ -73,8 +73,7 @@ def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -
         raise UserError("--output_dir '' would be the working directory: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # started by debug_launcher, which sets no rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
-    requested = rules.cpu_requested(os.environ)
-    on_cpu = requested or not has_accelerator()
+    on_cpu = rules.is_true(os.environ, rules.USE_CPU) or not has_accelerator()
     check_environment(config, on_cpu)
     share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs

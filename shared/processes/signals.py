@@ -5,7 +5,6 @@ all processes learn that one of them received it, also between batches of an eva
 the others would wait for it in their next collective call. The exit code is 143 in both cases.
 """
 
-import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -154,13 +153,10 @@ def die_with_launcher() -> None:
     Otherwise the workers of a killed torchrun would keep training, and so would the single process of a killed
     `accelerate launch`, which forwards no signals. The kernel does not report a death before this call.
     """
-    if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with_parent(signal.SIGTERM)
-    elif "ACCELERATE_MIXED_PRECISION" in os.environ:  # a user may have exported it: the parent may be a shell
-        with contextlib.suppress(psutil.Error):
-            if "accelerate" in " ".join(psutil.Process(os.getppid()).cmdline()):
-                die_with_parent(signal.SIGTERM)
-    if any(name in os.environ for name in SET_BY_LAUNCHERS) and not launcher_lives():
+    if not any(name in os.environ for name in SET_BY_LAUNCHERS):
+        return
+    die_with_parent(signal.SIGTERM)
+    if not launcher_lives():
         print("the launcher of this process has ended: start again", file=sys.stderr, flush=True)
         os._exit(EXIT_PREEMPTED)
 

@@ -3,10 +3,10 @@
 With differences, they would train different models, or wait for each other in different collective calls.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import platform
 import socket
@@ -102,26 +102,24 @@ def exchange(
             "--machine_rank (--node-rank), and each process its own RANK"
         )
     inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
-    keys = [f"facts-{rank}" for rank in range(place.processes)]
-    begun, printed = time.monotonic(), ending.local_rank() > 0  # one process per machine prints
-    while True:
-        with contextlib.suppress(dist.DistError):
-            inside.wait(keys, timedelta(seconds=min(1.0, seconds)))
-            break
+    inside.add("here", 1)
+    begun, print_after = time.monotonic(), PRINT_AFTER if ending.local_rank() == 0 else math.inf
+    while inside.add("here", 0) < place.processes:
         raise_if_peer_ended()
-        waited = time.monotonic() - begun
-        came = [rank for rank, key in enumerate(keys) if inside.check([key])]
+        time.sleep(0.1)
+        if (waited := time.monotonic() - begun) < min(print_after, seconds):
+            continue
+        came = [rank for rank in range(place.processes) if inside.check([f"facts-{rank}"])]
         missing = listed(sorted({*range(place.processes)} - {*came}), 8)
-        if waited >= PRINT_AFTER and not printed:
-            printed = True
-            print(f"waiting for rank {missing} at {place.where}: see their output", file=sys.stderr, flush=True)
         if waited >= seconds:
             raise UserError(
                 f"of {place.processes} processes, rank {missing} did not connect to {place.where} within {seconds:g} s "
                 f"(rank {listed(came, 8)} did): not started, started with another MASTER_ADDR or MASTER_PORT or "
                 "with this machine's rank, or behind a firewall; see their output"
             )
-    facts = [json.loads(inside.get(key)) for key in keys]
+        print(f"waiting for rank {missing} at {place.where}: see their output", file=sys.stderr, flush=True)
+        print_after = math.inf
+    facts = [json.loads(inside.get(f"facts-{rank}")) for rank in range(place.processes)]
     inside.add("read", 1)
     while place.serves and inside.add("read", 0) < place.processes and seconds > 0:
         time.sleep(0.01)  # the store ends with the process that opened it: wait until all have read it

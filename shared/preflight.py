@@ -30,7 +30,7 @@ from shared.errors import UserError, about, aligned
 from shared.processes import agreement, collectives, ending, starting
 from shared.processes.agreement import Place
 from shared.run import launch_card
-from shared.run.command import run
+from shared.run.command import run_work
 from shared.run.recipes import load_recipe
 from shared.run.training_run import Ddp
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     if given.recipe and not given.recipe.is_file():
         parser.error(f"{given.recipe} is not a file")
-    run(lambda _: check(given.timeout, given.recipe, given.flags), options.Options, lambda kind: kind(dry_run=True))
+    run_work(lambda: check(given.timeout, given.recipe, given.flags))
 
 
 def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:

@@ -33,7 +33,7 @@ from shared.config import options
 from shared.errors import UserError, count_of, say
 from shared.images.sources import Images
 from shared.processes import ending
-from shared.run.command import run
+from shared.run.command import run_work
 from shared.run.recipes import load_recipe
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus
@@ -42,11 +42,7 @@ from shared.text.token_files import Corpus
 def main(argv: Sequence[str]) -> None:
     """Prepare the data, and end this process with exit code 2 after a user error."""
     given = arguments(argv)
-    run(
-        lambda _: prepare(given.recipe, given.flags, given.shard, given.to),
-        options.Options,
-        lambda kind: kind(dry_run=True),
-    )
+    run_work(lambda: prepare(given.recipe, given.flags, given.shard, given.to))
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:

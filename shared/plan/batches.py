@@ -146,12 +146,16 @@ class Plan:
             lengths: int [n], tokens of each sample of the data that are evaluated.
             padded: see `Plan`.
         """
-        budget = Budget(self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples, self.packed)
-        place = self.num_processes, self.process_index
+        budget = Budget(
+            self.max_tokens and 2 * self.max_tokens,
+            self.max_samples and 2 * self.max_samples,
+            self.packed,
+        )
+        place = self.num_processes, self.process_index, self.equal_counts
         for start in range(0, len(lengths), BLOCK):
             block = lengths[start : start + BLOCK]
-            for each in evaluation_batches(padded(block) if padded else block, budget, *place, self.equal_counts):
-                yield replace(each, samples=start + each.samples)
+            for micro_batch in evaluation_batches(padded(block) if padded else block, budget, *place):
+                yield replace(micro_batch, samples=start + micro_batch.samples)
 
     def lengths_of(self, samples: Ints) -> Ints:
         """int64 [n]: the tokens that `samples` [n] take, each padded on its own."""

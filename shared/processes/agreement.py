@@ -58,12 +58,11 @@ class Place:
         return f"{self.address}:{self.port}"
 
 
-def compare(store: dist.Store, place: Place, config: options.Options, device: str, seconds: float) -> None:
+def compare(store: dist.Store, config: options.Options, device: str, seconds: float) -> None:
     """Check that all processes of the launch have the same facts (`own_facts`). All must call this equally often.
 
     Args:
         store: the store to which the processes are connected.
-        place: the place of this process in the launch.
         config: the settings of this process.
         device: "cpu" or "gpu".
         seconds: how long to wait for the other processes.
@@ -71,7 +70,7 @@ def compare(store: dist.Store, place: Place, config: options.Options, device: st
     Raises:
         UserError: on every process; names what differs, its values, and their ranks.
     """
-    name, facts = f"start-{next(_rounds)}", own_facts(config, device)
+    place, name, facts = Place.of_environment(), f"start-{next(_rounds)}", own_facts(config, device)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     everybody = exchange(store, place, ending.identity() | {"digest": digest}, seconds, name)
     ending.known.store, ending.known.processes = store, everybody
@@ -147,7 +146,7 @@ def init_method(config: options.Options, device: str) -> str:
             )
         if separate:
             store = dist.PrefixStore(f"restart-{restarts}", store)
-        compare(store, place, config, device, timeout.total_seconds())
+        compare(store, config, device, timeout.total_seconds())
         yield store, place.rank, place.processes
 
     name = f"recipe{next(_names)}"  # torch accepts each name only once

@@ -102,8 +102,7 @@ def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -
         ],
     )
     if has_group:
-        place = agreement.Place.of_environment()
-        agreement.compare(of_torch.default_store(), place, config, device, timeout.total_seconds())
+        agreement.compare(of_torch.default_store(), config, device, timeout.total_seconds())
     # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
     settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     of_accelerate.set_ddp_handler(accelerator, settings)

@@ -34,9 +34,8 @@ def run(
     signals.die_with_launcher()
     gc.freeze()  # collections skip the imported modules, so the start takes 0.4 s less
     atexit.register(gc.freeze)  # so do the interpreter's last ones, and the end takes 0.8 s less
-    config = None
+    config = config_class()
     try:
-        config = config_class()
         require_numbers()
         require_own_shared(Path(inspect.getfile(main)))
         if ending.local_processes() > 1:
@@ -63,6 +62,11 @@ def run(
     finally:
         ending.unlink_file()
     end()
+
+
+def run_work(work: Callable[[], object]) -> None:
+    """Call `work()` and end every process as `run` does, for a command that reads its arguments itself."""
+    run(lambda _: work(), options.Options, lambda kind: kind(dry_run=True))
 
 
 def require_numbers() -> None:
@@ -101,15 +105,15 @@ def ran_out(error: BaseException) -> bool:
     )
 
 
-def advice(config: options.Options | None) -> str:
+def advice(config: options.Options) -> str:
     """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
-    tokens, rows = (config.max_tokens, config.per_device_train_batch_size) if config else (None, None)
-    if config and config.MAX_TOKENS and not tokens:
+    tokens, rows = config.max_tokens, config.per_device_train_batch_size
+    if config.MAX_TOKENS and not tokens:
         tokens = config.MAX_TOKENS[torch.accelerator.is_available()]
     limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []
     limits += [f"--per_device_train_batch_size {rows}"] if rows else []
     fix = f"lower {' or '.join(limits)}" if limits else "set --per_device_train_batch_size"
-    if config and config.SAVES_MEMORY:
+    if config.SAVES_MEMORY:
         fix = f"use {config.SAVES_MEMORY}, which does not change the run, or {fix}"
     where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
     return (

@@ -134,7 +134,7 @@ def in_a_launch(accelerator, folder):
             if name == "code":
                 changed.setattr(agreement, "code_digests", lambda _: code)
                 changed.setattr(agreement, "versions", lambda: versions)
-            given = of_torch.default_store(), Place.of_environment(), ExtraOptions(**settings[rank]), "cpu", 30
+            given = of_torch.default_store(), ExtraOptions(**settings[rank]), "cpu", 30
             errors[name] = runs.problem_of(agreement.compare, *given)
     data = mock.MagicMock(digest=lambda: str(rank))
     errors["data"] = runs.problem_of(refuse_changed_data, accelerator, Progress(), data)

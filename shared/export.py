@@ -34,8 +34,8 @@ from shared.predictions.onnx import FILE, FOLDER, PACKAGES, OnnxModel, require, 
 from shared.predictions.prediction import Prediction
 from shared.predictions.request import ModelFlags, Request, parse
 from shared.processes import starting
-from shared.run.command import run_work
 from shared.run.export import CARD, write_folder
+from shared.run.recipes import run_work
 from shared.speed.first_token import shorten_last_layer
 
 TOLERANCE = 1e-3  # relative to the largest logit, in float32; rounding causes a hundredth of it

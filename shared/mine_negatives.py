@@ -32,7 +32,7 @@ from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
 from shared.predictions.request import Flags, Request, parse
 from shared.processes.starting import without_tf32
-from shared.run.command import run_work
+from shared.run.recipes import run_work
 
 COLUMN = "negatives"
 

@@ -30,7 +30,8 @@ from shared.predictions.tables import predict_table
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
 from shared.processes import starting
-from shared.run.command import ran_out, run_work
+from shared.run.command import ran_out
+from shared.run.recipes import run_work
 from shared.run.resume import refuse_changed_data
 
 Predict = Callable[[Any, Request], Prediction]  # from an Accelerator and a request

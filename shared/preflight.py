@@ -30,8 +30,7 @@ from shared.errors import UserError, about, aligned
 from shared.processes import agreement, collectives, ending, starting
 from shared.processes.agreement import Place
 from shared.run import launch_card
-from shared.run.command import run_work
-from shared.run.recipes import load_recipe
+from shared.run.recipes import load_recipe, run_work
 from shared.run.training_run import Ddp
 
 ROUNDS = 5

@@ -33,8 +33,7 @@ from shared.config import options
 from shared.errors import UserError, count_of, say
 from shared.images.sources import Images
 from shared.processes import ending
-from shared.run.command import run_work
-from shared.run.recipes import load_recipe
+from shared.run.recipes import load_recipe, run_work
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus
 

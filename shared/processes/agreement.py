@@ -27,7 +27,6 @@ from shared.errors import Preempted, UserError, about, listed
 from shared.processes import ending
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
-KINDS = ("setting", "version", "code")
 PRINT_AFTER = 30.0  # seconds of waiting after which a process prints what it waits for
 _rounds, _names = itertools.count(), itertools.count()
 
@@ -75,7 +74,7 @@ def compare(store: dist.Store, config: options.Options, device: str, seconds: fl
     everybody = exchange(store, place, ending.identity() | {"digest": digest}, seconds, name)
     ending.known.store, ending.known.processes = store, everybody
     if len({each["digest"] for each in everybody}) > 1:
-        refuse_differences(exchange(store, place, facts | ending.identity(), seconds, f"{name}-facts"))
+        refuse_differences(exchange(store, place, ending.identity() | {"facts": facts}, seconds, f"{name}-facts"))
     ending.unlink_file()
 
 
@@ -154,8 +153,8 @@ def init_method(config: options.Options, device: str) -> str:
     return f"{name}://"
 
 
-def own_facts(config: options.Options, device: str) -> dict[str, Any]:
-    """Return this process's values of what must be the same on all: {kind: {name: value}}, with kinds from KINDS."""
+def own_facts(config: options.Options, device: str) -> dict[str, str]:
+    """This process's values of what must be the same on all: settings of recipe and launcher, versions, and code."""
     env = os.environ
     own = {*fields_with(type(config), Meaning.MAY_DIFFER)}
     if config.save_on_each_node:  # each machine has its own folders
@@ -166,7 +165,8 @@ def own_facts(config: options.Options, device: str) -> dict[str, Any]:
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
-    return {"setting": launched | settings, "version": versions(), "code": code_digests(config)}
+    code = {f"code {name}": digest[:12] for name, digest in code_digests(config).items()}
+    return launched | settings | versions() | code
 
 
 def versions() -> dict[str, str]:
@@ -190,18 +190,15 @@ def code_digests(config: options.Options) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
 
 
-def refuse_differences(facts: Sequence[Mapping[str, Any]]) -> None:
+def refuse_differences(everybody: Sequence[Mapping[str, Any]]) -> None:
     """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each."""
     found = []
-    for kind in KINDS:
-        for name in sorted({name for fact in facts for name in fact[kind]}):
-            places: dict[str, str] = {}
-            for fact in facts:
-                places.setdefault(fact[kind].get(name, "absent"), f"{fact['host']} (rank {fact['rank']})")
-            if len(places) > 1 and kind == "code":
-                found.append(f"code {name} differs between {' and '.join(places.values())}")
-            elif len(places) > 1:
-                found.append(f"{name} is {', '.join(f'{value} on {place}' for value, place in places.items())}")
+    for name in dict.fromkeys(name for each in everybody for name in each["facts"]):
+        places: dict[str, str] = {}
+        for each in everybody:
+            places.setdefault(each["facts"].get(name, "absent"), f"{each['host']} (rank {each['rank']})")
+        if len(places) > 1:
+            found.append(f"{name} is {', '.join(f'{value} on {place}' for value, place in places.items())}")
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise UserError("; ".join(found[:5]) + more + ": make it the same on all processes")

@@ -64,11 +64,6 @@ def run(
     end()
 
 
-def run_work(work: Callable[[], object]) -> None:
-    """Call `work()` and end every process as `run` does, for a command that reads its arguments itself."""
-    run(lambda _: work(), options.Options, lambda kind: kind(dry_run=True))
-
-
 def require_numbers() -> None:
     """Check that the environment variables of the launcher are numbers.
 

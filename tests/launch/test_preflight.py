@@ -151,7 +151,7 @@ def test_processes_of_one_launch_that_differ_are_refused_before_they_train(tmp_p
     for part in ("--logging_steps is 1 on", "--report_to is none on", "--dry_run is False on"):
         assert part in errors["logging"]
     assert f"--output_dir is a on {host} (rank 0), b on" in errors["folders"]
-    assert "code shared/new.py differs" in errors["code"]
+    assert f"code shared/new.py is absent on {host} (rank 0), abc on {host} (rank 1)" in errors["code"]
     assert f"torch is 2.0 on {host} (rank 0), 2.1 on {host} (rank 1)" in errors["code"]
     assert errors["data"].startswith(f"rank 1 on {host} has other data than rank 0 on {host}: copy the files")
 

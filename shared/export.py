@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.config.options import Options
 from shared.disk import replace_file
 from shared.errors import UserError, count_of
 from shared.plan.loading import feed
@@ -35,8 +34,8 @@ from shared.predictions.onnx import FILE, FOLDER, PACKAGES, OnnxModel, require, 
 from shared.predictions.prediction import Prediction
 from shared.predictions.request import ModelFlags, Request, parse
 from shared.processes import starting
-from shared.run.command import run
 from shared.run.export import CARD, write_folder
+from shared.run.recipes import run_work
 from shared.speed.first_token import shorten_last_layer
 
 TOLERANCE = 1e-3  # relative to the largest logit, in float32; rounding causes a hundredth of it
@@ -204,4 +203,4 @@ def add_to_card(card: Path, section: str) -> None:
 
 
 if __name__ == "__main__":
-    run(lambda _: export(parse_export(sys.argv[1:])), Options, lambda _: Options(dry_run=True))
+    run_work(lambda: export(parse_export(sys.argv[1:])))

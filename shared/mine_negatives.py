@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.config.fields import Share
-from shared.config.options import Options
 from shared.contrastive.retrieval import SCORES_AT_ONCE, task_of
 from shared.contrastive.tuples import FLAG, of_columns
 from shared.errors import UserError, say
@@ -33,7 +32,7 @@ from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
 from shared.predictions.request import Flags, Request, parse
 from shared.processes.starting import without_tf32
-from shared.run.command import run
+from shared.run.recipes import run_work
 
 COLUMN = "negatives"
 
@@ -142,4 +141,4 @@ def hardest_negatives(
 
 
 if __name__ == "__main__":
-    run(lambda _: predict(parse_mining(sys.argv[1:]), mine), Options, lambda _: Options(dry_run=True))
+    run_work(lambda: predict(parse_mining(sys.argv[1:]), mine))

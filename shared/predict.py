@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.checkpoints.progress import Progress
-from shared.config.options import TOKENS, Options
+from shared.config.options import TOKENS
 from shared.errors import UserError, count_of
 from shared.plan.loading import current_batch
 from shared.predictions import parts
@@ -29,7 +29,8 @@ from shared.predictions.prediction import Prediction, predict_table
 from shared.predictions.request import SAMPLES, Request, parse
 from shared.predictions.tags import predict_tags
 from shared.processes import starting
-from shared.run.command import ran_out, run
+from shared.run.command import ran_out
+from shared.run.recipes import run_work
 from shared.run.resume import refuse_changed_data
 
 Predict = Callable[[Any, Request], Prediction]  # from an Accelerator and a request
@@ -90,4 +91,4 @@ def prediction_of(accelerator: Any, request: Request, how: Predict | None = None
 
 
 if __name__ == "__main__":
-    run(lambda _: predict(parse(sys.argv[1:])), Options, lambda _: Options(dry_run=True))
+    run_work(lambda: predict(parse(sys.argv[1:])))

@@ -12,7 +12,6 @@ cause.
 import argparse
 import contextlib
 import dataclasses
-import os
 import socket
 import statistics
 import sys
@@ -28,14 +27,15 @@ from torch import distributed as dist
 
 from shared.config import options
 from shared.errors import UserError, about, aligned
-from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
+from shared.processes import agreement, collectives, ending, starting
 from shared.processes.agreement import Place
 from shared.run import launch_card
-from shared.run.recipes import load_recipe
+from shared.run.recipes import load_recipe, run_work
 from shared.run.training_run import Ddp
 
 ROUNDS = 5
 LONG_ENOUGH = 0.1  # seconds; once an all-reduce takes that long, its size is not increased further
+TRY = 5.0  # seconds of one attempt to connect
 PORT = "choose another MASTER_PORT (--main_process_port, --master-port) on all machines"
 CONNECTION = (
     "open all ports between the machines, or name the network between them (GLOO_SOCKET_IFNAME=eth0, "
@@ -54,16 +54,11 @@ def main(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     if given.recipe and not given.recipe.is_file():
         parser.error(f"{given.recipe} is not a file")
-    signals.die_with_launcher()
-    try:
-        check(given.timeout, given.recipe, given.flags)
-    except UserError as error:
-        ending.refuse(error)
-    ending.end()
+    run_work(lambda: check(given.timeout, given.recipe, given.flags))
 
 
 def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
-    """Connect the processes, compare their facts, time an all-reduce, print the results, and dry run the recipe.
+    """Connect the processes as a run does, time an all-reduce, print the results, and dry run the recipe.
 
     Raises:
         UserError: the processes of this launch cannot train together; names the likely cause.
@@ -71,15 +66,10 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     module = load_recipe(recipe) if recipe else None
     config = options.parse(module.Config if module else options.Options, flags)
     place = Place.of_environment()
-    on_cpu = rules.cpu_requested(os.environ) or not starting.has_accelerator()
-    starting.check_environment(config, on_cpu)
     if place.processes > 1:
-        with time_limit(seconds + 5, f"the processes connected to {place.where}, then one stopped"):
-            store = open_store(place, seconds)
-            agreement.compare(store, place, config, "cpu" if on_cpu else "gpu", seconds)
-            connect(store, place, "gloo" if on_cpu else "cpu:gloo,cuda:nccl", seconds)
-    with time_limit(60, f"the all-reduce did not end: {CONNECTION}"):
-        accelerator = starting.start(config)
+        find_rank_0(place, seconds)
+    with time_limit(seconds + 60, f"the processes reach {place.where}, then one stopped: {CONNECTION}"):
+        accelerator = connect(config, place, seconds) if place.processes > 1 else starting.start(config)
         rows = {} if module else launch_card.hardware(accelerator, config, Ddp.name)  # a recipe prints them itself
         if place.processes > 1:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
@@ -93,53 +83,43 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     accelerator.print(f"ready: {place.processes} process{'es' * (place.processes > 1)}")
 
 
-def open_store(place: Place, seconds: float) -> dist.TCPStore:
-    """Return the store at MASTER_ADDR:MASTER_PORT, which rank 0 or the launcher opens, within `seconds`.
+def find_rank_0(place: Place, seconds: float) -> None:
+    """Return once rank 0 or the launcher answers at MASTER_ADDR:MASTER_PORT; on rank 0, if it can open this port.
 
     Raises:
-        UserError: rank 0 cannot open that address, or the others do not reach it; names the likely cause.
+        UserError: the port cannot be opened, or does not answer within `seconds`; names the likely cause.
         Preempted: another process of this machine was preempted.
     """
-    begun, why, host = time.monotonic(), "", socket.gethostname()
+    deadline, host = time.monotonic() + seconds, socket.gethostname()
     if place.serves:
-        why = f"rank 0 cannot open its port on {host}; {PORT}, or start rank 0 on the machine with this MASTER_ADDR"
-        with about(why):
+        with about(f"rank 0 cannot open its port on {host}; {PORT}, or start rank 0 on the machine with MASTER_ADDR"):
             socket.create_server((place.address, place.port)).close()
-    while not place.serves:
-        left = begun + seconds - time.monotonic()
+        return
+    while True:
         try:  # torch retries as well, but prints pages and does not see that another process has ended
-            socket.create_connection((place.address, place.port), max(0.1, min(5, left))).close()
+            socket.create_connection((place.address, place.port), min(TRY, seconds)).close()
             break
         except OSError as error:
-            if not why or not isinstance(error, TimeoutError):  # the last attempt is too short to find the cause again
-                why = (
+            if time.monotonic() >= deadline:
+                raise UserError(
                     f"{host} cannot connect to rank 0 at {place.where} ({error.strerror or error}): "
                     "start rank 0 there, give the same MASTER_ADDR and MASTER_PORT everywhere, and open the port"
-                )
-        if left <= 0:
-            raise UserError(why)
+                ) from None
         agreement.raise_if_peer_ended()
         time.sleep(0.2)
-    rest = timedelta(seconds=max(1.0, begun + seconds - time.monotonic()))
     why = f"what answers at {place.where} is not rank 0 of this launch, or a firewall on {host} blocks it; {PORT}"
     with about(why):
-        return dist.TCPStore(place.address, place.port, place.processes, place.serves, rest, wait_for_workers=False)
+        dist.TCPStore(place.address, place.port, timeout=timedelta(seconds=seconds), wait_for_workers=False)
 
 
-def connect(store: dist.TCPStore, place: Place, backend: str, seconds: float) -> None:
-    """Make the default process group, in which each process connects to the others on random ports.
+def connect(config: options.Options, place: Place, seconds: float) -> Any:
+    """Start as a run does, within `seconds`; return the Accelerator. Each process connects to others on random ports.
 
     Raises:
-        UserError: the processes cannot connect; names the likely cause.
+        UserError: see `starting.start`; or the processes do not reach each other; names the likely cause.
     """
     with about(f"the processes reach {place.where}, but not each other; {CONNECTION}"):
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.processes,
-            timeout=timedelta(seconds=seconds),
-        )
+        return starting.start(config, timedelta(seconds=seconds))
 
 
 @contextlib.contextmanager
@@ -175,7 +155,7 @@ def timed_all_reduce(accelerator: Any, size: int) -> float:
     taken = []
     for _ in range(ROUNDS + 1):
         values.fill_(accelerator.process_index + 1)
-        barrier.meet(accelerator)
+        collectives.meet(accelerator)
         wait()
         begun = time.perf_counter()
         dist.all_reduce(values)

@@ -32,26 +32,16 @@ from shared.cache.prepared import Unfinished, cache_dir, only_task
 from shared.config import options
 from shared.errors import UserError, count_of, say
 from shared.images.sources import Images
-from shared.processes import ending, signals
-from shared.run.command import require_numbers
-from shared.run.recipes import load_recipe
+from shared.processes import ending
+from shared.run.recipes import load_recipe, run_work
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus
 
 
 def main(argv: Sequence[str]) -> None:
     """Prepare the data, and end this process with exit code 2 after a user error."""
-    signals.die_with_launcher()
-    try:
-        require_numbers()
-        given = arguments(argv)
-        if not given.recipe.is_file():
-            raise UserError(f"{given.recipe} is not a file: give the path of a recipe")
-        signals.listen(None, ending.exit_now, ending.peer_failed)
-        prepare(given.recipe, given.flags, given.shard, given.to)
-    except UserError as error:
-        ending.refuse(error)
-    ending.unlink_file()
+    given = arguments(argv)
+    run_work(lambda: prepare(given.recipe, given.flags, given.shard, given.to))
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -82,6 +72,8 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
     Raises:
         UserError: a flag is wrong, or the data cannot be read or written.
     """
+    if not recipe.is_file():
+        raise UserError(f"{recipe} is not a file: give the path of a recipe")
     began = time.monotonic()
     alone_on_a_core = ending.local_processes() >= len(os.sched_getaffinity(0))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if alone_on_a_core else "true")

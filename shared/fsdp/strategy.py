@@ -33,7 +33,7 @@ from shared.models.trainable import repeated_layers
 from shared.monitoring.hooks import Hook
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
-from shared.processes import barrier, rules
+from shared.processes import collectives, rules
 from shared.processes.collectives import on_main_process, on_some
 from shared.processes.rules import uses_fsdp
 from shared.run.training_run import Ddp
@@ -64,7 +64,7 @@ RULES = (
     ),
     rules.one_of(("true", "false"), "FSDP_OFFLOAD_PARAMS"),  # with 1 Accelerate offloads, but without gloo for the host
     Rule(
-        lambda it: it.sharded and it.on_cpu and not rules.cpu_requested(it.env),
+        lambda it: it.sharded and it.on_cpu and not rules.is_true(it.env, rules.USE_CPU),
         "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
         "ACCELERATE_USE_CPU=true in the environment to try FSDP out on a CPU",
     ),
@@ -226,7 +226,7 @@ class Fsdp(Ddp):
 
     def wrap(self, accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
         """As in DDP; the model is sharded already, and Accelerate only adds autocast."""
-        barrier.wait_for_all(accelerator)
+        collectives.wait_for_all(accelerator)
         return accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare_optimizer(optimizer)
 
     def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
@@ -253,7 +253,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    barrier.wait_for_all(accelerator)
+    collectives.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     settings = of_accelerate_fsdp.fsdp_settings(accelerator)
     for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images

@@ -11,7 +11,7 @@ from shared.checkpoints.progress import BestBy
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch
-from shared.processes import preemption
+from shared.processes import signals
 
 NUMBERS_AT_ONCE = 2**24  # that travel in one collective call: 64 or 128 MiB
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
@@ -79,7 +79,7 @@ def collect(
     numbers = [np.empty(0, np.int64)]
     rows: list[torch.Tensor] = []
     scores: list[torch.Tensor] = []
-    for micro_batch, batch in preemption.watch(accelerator, batches):
+    for micro_batch, batch in signals.watch(accelerator, batches):
         predictions, losses, *logits = predict(model, micro_batch, batch)
         if micro_batch.counted:
             numbers.append(micro_batch.samples)
@@ -88,7 +88,7 @@ def collect(
                 assert logits, "a metric takes probabilities, and the recipe gave no logits"
                 scores.append(scored.probabilities(logits[0].float()))
     model.train()
-    if preemption.cut_short(accelerator):
+    if signals.cut_short(accelerator):
         return None
     samples, total = np.concatenate(numbers), shape[0]
     table = np.empty((total, 1 + math.prod(shape[1:])))

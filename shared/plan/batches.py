@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.config.options import Options
-from shared.errors import UserError
+from shared.errors import UserError, say
 from shared.plan.cutting import Budget, costs_of, cut_points, share
 from shared.plan.draws import Ints, permutation
 
@@ -71,6 +71,9 @@ class Plan:
     micro_batches_per_step: int = 1  # a step is cut into at least this many
     num_processes: int = 1  # does not change the cut, except with `equal_counts` or more processes than micro-batches
     process_index: int = 0  # which process this is
+    repeats: int = 1
+    """How many times in succession the stream has each sample, as if in as many epochs, so that augmentation makes them
+    differ: "repeated augmentation" (Hoffer et al. 2019, "Augment your batch"). A pass then takes as many epochs."""
     equal_counts: bool = False
     """Every process gets the same number of micro-batches, for models whose forward pass communicates (FSDP,
     SyncBatchNorm); the number per step then is a multiple of `num_processes`."""
@@ -94,6 +97,7 @@ class Plan:
         if self.lengths is None:
             self.lengths = np.broadcast_to(np.int64(1), self.num_samples)
         self.num_samples = len(self.lengths)
+        self._budget = Budget(self.max_tokens, self.max_samples, self.packed)
         assert self.num_samples > 0, "an empty data set reached the plan"
         if self.max_tokens is not None:
             longest = int(self.lengths.argmax()) if self.longest is None else self.longest
@@ -108,6 +112,8 @@ class Plan:
             assert self.num_epochs is not None
             self.total_samples = self.num_epochs * self.num_samples
         self.total_steps = -(-self.total_samples // self.global_batch_size)
+        if self.repeats > 1 and self.total_samples < self.repeats * self.num_samples:
+            say(f"--repeated_augmentation {self.repeats}: some images are not used, a pass takes {self.repeats} epochs")
 
     @classmethod
     def of_run(cls, config: Options, accelerator: Any, **data: Any) -> "Plan":
@@ -140,17 +146,15 @@ class Plan:
             lengths: int [n], tokens of each sample of the data that are evaluated.
             padded: see `Plan`.
         """
+        budget = Budget(
+            self.max_tokens and 2 * self.max_tokens,
+            self.max_samples and 2 * self.max_samples,
+            self.packed,
+        )
+        place = self.num_processes, self.process_index, self.equal_counts
         for start in range(0, len(lengths), BLOCK):
             block = lengths[start : start + BLOCK]
-            for micro_batch in evaluation_batches(
-                padded(block) if padded else block,
-                self.max_tokens and 2 * self.max_tokens,
-                self.max_samples and 2 * self.max_samples,
-                num_processes=self.num_processes,
-                process_index=self.process_index,
-                equal_counts=self.equal_counts,
-                packed=self.packed,
-            ):
+            for micro_batch in evaluation_batches(padded(block) if padded else block, budget, *place):
                 yield replace(micro_batch, samples=start + micro_batch.samples)
 
     def lengths_of(self, samples: Ints) -> Ints:
@@ -158,18 +162,22 @@ class Plan:
         return self.padded(self.lengths[samples].astype(np.int64))
 
     def global_batch(self, step: int) -> tuple[Ints, Ints]:
-        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
+        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step.
+
+        With `repeats`, the first copies of all samples come first, so that mixing mixes different images.
+        """
         start = step * self.global_batch_size
-        end = min(start + self.global_batch_size, self.total_samples)
-        parts = []
-        for epoch in range(start // self.num_samples, (end - 1) // self.num_samples + 1):
-            first = epoch * self.num_samples
-            positions = (max(start - first, 0), min(end - first, self.num_samples))
-            part = permutation(self.seed, epoch, self.num_samples, *positions)
-            parts.append((part, np.full(len(part), epoch)))
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([part for part, _ in parts]), np.concatenate([epochs for _, epochs in parts])
+        places = np.arange(start, min(start + self.global_batch_size, self.total_samples))
+        passes, places = np.divmod(places, self.repeats * self.num_samples)
+        places, copies = np.divmod(places, self.repeats)
+        samples = np.empty_like(places)
+        for one in range(int(passes[0]), int(passes[-1]) + 1):
+            mine = passes == one
+            first, last = places[mine][[0, -1]].tolist()
+            order = permutation(self.seed, one * self.repeats, self.num_samples, first, last + 1)
+            samples[mine] = order[places[mine] - first]
+        apart = copies.argsort(kind="stable")
+        return samples[apart], (passes * self.repeats + copies)[apart]
 
     def epochs_completed(self, step: int) -> int:
         """How many epochs are complete after steps 0 ... step-1."""
@@ -239,20 +247,13 @@ class Plan:
                 count = -(-count // num_processes) * num_processes
         return min(count, rows)
 
-    @property
-    def _budget(self) -> Budget:
-        return Budget(self.max_tokens, self.max_samples, self.packed)
-
 
 def evaluation_batches(
     lengths: NDArray[np.integer],
-    max_tokens: int | None,
-    max_samples: int | None,
-    *,
+    budget: Budget,
     num_processes: int = 1,
     process_index: int = 0,
     equal_counts: bool = False,
-    packed: bool = False,
 ) -> list[MicroBatch]:
     """One process's share of one pass over a data set, longest samples first.
 
@@ -262,12 +263,12 @@ def evaluation_batches(
     lengths = lengths.astype(np.int64)
     order = np.argsort(-lengths, kind="stable")
     lengths = lengths[order]
-    sorted_lengths, budget = lengths.tolist(), Budget(max_tokens, max_samples, packed)
+    sorted_lengths = lengths.tolist()
     starts = budget.fill(sorted_lengths, budget.area(sorted_lengths))
     if len(starts) < num_processes:
         starts = cut_points(sorted_lengths, budget, num_processes)
     pieces = _micro_batches(0, order, np.zeros(len(order), np.int64), len(order), starts)
-    return _shares(pieces, costs_of(lengths, starts, packed), num_processes, equal_counts)[process_index]
+    return _shares(pieces, costs_of(lengths, starts, budget.packed), num_processes, equal_counts)[process_index]
 
 
 def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: list[int]) -> list[MicroBatch]:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from accelerate.utils import recursively_apply, send_to_device
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
@@ -44,9 +44,6 @@ class Loader:
         device: the device of the batches.
         num_workers: processes that read and collate ahead; 0 reads in the training process. None: 2 if `device` is an
             accelerator, 0 on a CPU, whose cores are busy with training.
-
-    Raises:
-        UserError: `dataset` can only be read sequentially, so a run on it could not be resumed exactly.
     """
 
     def __init__(
@@ -57,7 +54,6 @@ class Loader:
         device: torch.device,
         num_workers: int | None = None,
     ) -> None:
-        refuse_iterable(dataset)
         self.plan = plan
         self.seconds_waited = 0.0  # waiting for data since the start; the monitor reads differences
         if num_workers is None:
@@ -210,20 +206,6 @@ class InMemory(TensorDataset):
             content.update(f"{tensor.dtype}{[*tensor.shape]}".encode())
             content.update(np.ascontiguousarray(tensor.numpy(force=True)).view(np.uint8).data)
         return content.hexdigest()
-
-
-def refuse_iterable(dataset: object) -> None:
-    """Refuse a dataset without random access.
-
-    Raises:
-        UserError: gives the reason and the fix.
-    """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise UserError(
-            f"{type(dataset).__name__} can only be read sequentially, so a run on it could not be resumed exactly: "
-            "store it with save_to_disk, and give that folder as --dataset_name to the recipe, or first to "
-            "python -m shared.prepare"
-        )
 
 
 class CurrentBatch:

@@ -13,7 +13,7 @@ from shared.contrastive.tuples import TextTuples, corpus_of, load_tuples, of_col
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
-from shared.plan.batches import MicroBatch, evaluation_batches
+from shared.plan.batches import Budget, MicroBatch, evaluation_batches
 from shared.plan.loading import feed
 from shared.predictions.labels import have_labels
 from shared.predictions.prediction import Outputs, Prediction, build_model, read_rows
@@ -64,7 +64,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(lengths, *request.limits, packed=collate.packed),
+        batches=evaluation_batches(lengths, Budget(*request.limits, collate.packed)),
         model=model,
         predict_batch=predict_batch,
         widths=(dim,) * len(columns),
@@ -110,7 +110,7 @@ def embed(request: Request, model: Any, texts: TokenizedText, collate: Any, devi
     """The embeddings of all texts, [texts, dimensions]; this process computes them alone."""
     samples, rows = [], []
     costs = collate.padded_lengths(texts.lengths.astype(np.int64))
-    batches = evaluation_batches(costs, *request.limits, packed=collate.packed)
+    batches = evaluation_batches(costs, Budget(*request.limits, collate.packed))
     for micro_batch, batch in feed(batches, texts, collate, device):
         samples.append(micro_batch.samples)
         rows.append(request.recipe.predict_batch(model, micro_batch, batch))

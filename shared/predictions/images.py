@@ -18,7 +18,7 @@ from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import collate, prepare
 from shared.images.paths import EXTENSIONS, images_below
 from shared.images.sources import Images, folder_of, load_sources, of_table
-from shared.plan.batches import evaluation_batches
+from shared.plan.batches import Budget, evaluation_batches
 from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, read_rows
 from shared.predictions.request import Request
@@ -47,7 +47,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(data.lengths, None, request.limits[1]),
+        batches=evaluation_batches(data.lengths, Budget(samples=request.limits[1])),
         model=model,
         predict_batch=partial(request.recipe.predict_batch, how),
         **label_outputs(request, labels, data.targets, scored, count_of(len(data), "image"), ranked),

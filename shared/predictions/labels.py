@@ -20,7 +20,7 @@ from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of, say
 from shared.losses.losses import Scale
 from shared.metrics.task_metrics import resolve_metrics
-from shared.plan.batches import evaluation_batches
+from shared.plan.batches import Budget, evaluation_batches
 from shared.predictions.prediction import PREDICTION, Mask, Outputs, Prediction, build_model, load_data, read_rows
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import are_placeholders, load_pretrained, stored_names
@@ -62,7 +62,7 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(lengths, *request.limits, packed=collate.packed),
+        batches=evaluation_batches(lengths, Budget(*request.limits, collate.packed)),
         model=model,
         predict_batch=partial(recipe.predict_batch, Scale(labels)),
         **label_outputs(request, labels, targets, scored, f"{count_of(len(data), 'text')}{how}"),

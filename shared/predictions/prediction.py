@@ -166,7 +166,7 @@ def predict_table(_: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=default_collate,
-        batches=evaluation_batches(data.lengths, None, request.limits[1]),
+        batches=evaluation_batches(data.lengths, Budget(samples=request.limits[1])),
         model=build_model(request, *learned),
         predict_batch=recipe.predict_batch,
         widths=(1, 1),

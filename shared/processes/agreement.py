@@ -3,10 +3,10 @@
 With differences, they would train different models, or wait for each other in different collective calls.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import platform
 import socket
@@ -27,7 +27,6 @@ from shared.errors import Preempted, UserError, about, listed
 from shared.processes import ending
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
-KINDS = ("setting", "version", "code")
 PRINT_AFTER = 30.0  # seconds of waiting after which a process prints what it waits for
 _rounds, _names = itertools.count(), itertools.count()
 
@@ -58,12 +57,11 @@ class Place:
         return f"{self.address}:{self.port}"
 
 
-def compare(store: dist.Store, place: Place, config: options.Options, device: str, seconds: float) -> None:
+def compare(store: dist.Store, config: options.Options, device: str, seconds: float) -> None:
     """Check that all processes of the launch have the same facts (`own_facts`). All must call this equally often.
 
     Args:
         store: the store to which the processes are connected.
-        place: the place of this process in the launch.
         config: the settings of this process.
         device: "cpu" or "gpu".
         seconds: how long to wait for the other processes.
@@ -71,22 +69,13 @@ def compare(store: dist.Store, place: Place, config: options.Options, device: st
     Raises:
         UserError: on every process; names what differs, its values, and their ranks.
     """
-    name, facts = f"start-{next(_rounds)}", own_facts(config, device)
+    place, name, facts = Place.of_environment(), f"start-{next(_rounds)}", own_facts(config, device)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     everybody = exchange(store, place, ending.identity() | {"digest": digest}, seconds, name)
     ending.known.store, ending.known.processes = store, everybody
     if len({each["digest"] for each in everybody}) > 1:
-        refuse_differences(exchange(store, place, facts | ending.identity(), seconds, f"{name}-facts"))
+        refuse_differences(exchange(store, place, ending.identity() | {"facts": facts}, seconds, f"{name}-facts"))
     ending.unlink_file()
-
-
-def print_if_long(begun: float, what: str) -> bool:
-    """Print `what` on one process per machine if PRINT_AFTER seconds have passed since `begun`; return whether so."""
-    if time.monotonic() - begun < PRINT_AFTER:
-        return False
-    if ending.local_rank() == 0 or ending.local_processes() <= 2:
-        print(what, file=sys.stderr, flush=True)
-    return True
 
 
 def raise_if_peer_ended() -> None:
@@ -111,33 +100,29 @@ def exchange(
             "--machine_rank (--node-rank), and each process its own RANK"
         )
     inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
-    keys = [f"facts-{rank}" for rank in range(place.processes)]
-    begun, printed = time.monotonic(), False
-    while not wait_for_keys(inside, keys, min(1.0, seconds)):
+    inside.add("here", 1)
+    begun, print_after = time.monotonic(), PRINT_AFTER if ending.local_rank() == 0 else math.inf
+    while inside.add("here", 0) < place.processes:
         raise_if_peer_ended()
-        came = [rank for rank, key in enumerate(keys) if inside.check([key])]
+        time.sleep(0.1)
+        if (waited := time.monotonic() - begun) < min(print_after, seconds):
+            continue
+        came = [rank for rank in range(place.processes) if inside.check([f"facts-{rank}"])]
         missing = listed(sorted({*range(place.processes)} - {*came}), 8)
-        printed = printed or print_if_long(begun, f"waiting for rank {missing} at {place.where}: see their output")
-        if time.monotonic() - begun >= seconds:
+        if waited >= seconds:
             raise UserError(
                 f"of {place.processes} processes, rank {missing} did not connect to {place.where} within {seconds:g} s "
                 f"(rank {listed(came, 8)} did): not started, started with another MASTER_ADDR or MASTER_PORT or "
                 "with this machine's rank, or behind a firewall; see their output"
             )
-    facts = [json.loads(inside.get(key)) for key in keys]
+        print(f"waiting for rank {missing} at {place.where}: see their output", file=sys.stderr, flush=True)
+        print_after = math.inf
+    facts = [json.loads(inside.get(f"facts-{rank}")) for rank in range(place.processes)]
     inside.add("read", 1)
     while place.serves and inside.add("read", 0) < place.processes and seconds > 0:
         time.sleep(0.01)  # the store ends with the process that opened it: wait until all have read it
         seconds -= 0.01
     return facts
-
-
-def wait_for_keys(store: dist.Store, keys: list[str], seconds: float) -> bool:
-    """Wait up to `seconds` until all `keys` are in the store; return whether they are."""
-    with contextlib.suppress(dist.DistError):
-        store.wait(keys, timedelta(seconds=seconds))
-        return True
-    return False
 
 
 def init_method(config: options.Options, device: str) -> str:
@@ -154,31 +139,34 @@ def init_method(config: options.Options, device: str) -> str:
     def find(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
         place = Place.of_environment()
         with about(f"MASTER_ADDR:MASTER_PORT {place.where} (python -m shared.preflight finds the cause)"):
-            store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+            # torch's own rendezvous waits here for all processes, and does not say which ones are missing.
+            store: dist.Store = dist.TCPStore(
+                place.address, place.port, place.processes, place.serves, timeout, wait_for_workers=False
+            )
         if separate:
             store = dist.PrefixStore(f"restart-{restarts}", store)
-        compare(store, place, config, device, timeout.total_seconds())
-        yield store, rank, world_size
+        compare(store, config, device, timeout.total_seconds())
+        yield store, place.rank, place.processes
 
     name = f"recipe{next(_names)}"  # torch accepts each name only once
     dist.register_rendezvous_handler(name, find)
     return f"{name}://"
 
 
-def own_facts(config: options.Options, device: str) -> dict[str, Any]:
-    """Return this process's values of what must be the same on all: {kind: {name: value}}, with kinds from KINDS."""
+def own_facts(config: options.Options, device: str) -> dict[str, str]:
+    """This process's values of what must be the same on all: settings of recipe and launcher, versions, and code."""
     env = os.environ
-    own = fields_with(type(config), Meaning.MAY_DIFFER)
+    own = {*fields_with(type(config), Meaning.MAY_DIFFER)}
+    if config.save_on_each_node:  # each machine has its own folders
+        own |= {"output_dir", "resume_from_checkpoint"}
     compared = {name: value for name, value in options.plain(config).items() if name not in own}
     settings = {f"--{name}": options.shown(value) for name, value in compared.items()}
     if config.mixed_precision == "launcher":
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")
-    if config.save_on_each_node:  # each machine has its own folders, shared by its processes
-        for name in ("output_dir", "resume_from_checkpoint"):
-            settings[f"--{name} on {ending.identity()['host']}"] = settings.pop(f"--{name}")
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
-    return {"setting": launched | settings, "version": versions(), "code": code_digests(config)}
+    code = {f"code {name}": digest[:12] for name, digest in code_digests(config).items()}
+    return launched | settings | versions() | code
 
 
 def versions() -> dict[str, str]:
@@ -202,22 +190,15 @@ def code_digests(config: options.Options) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
 
 
-def refuse_differences(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each.
-
-    A setting that only some processes have, such as the output folder of one machine, is compared among those.
-    """
+def refuse_differences(everybody: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each."""
     found = []
-    for kind in KINDS:
-        for name in sorted({name for fact in facts for name in fact[kind]}):
-            places: dict[str, str] = {}
-            for fact in facts:
-                if name in fact[kind] or kind != "setting":
-                    places.setdefault(fact[kind].get(name, "absent"), f"{fact['host']} (rank {fact['rank']})")
-            if len(places) > 1 and kind == "code":
-                found.append(f"code {name} differs between {' and '.join(places.values())}")
-            elif len(places) > 1:
-                found.append(f"{name} is {', '.join(f'{value} on {place}' for value, place in places.items())}")
+    for name in dict.fromkeys(name for each in everybody for name in each["facts"]):
+        places: dict[str, str] = {}
+        for each in everybody:
+            places.setdefault(each["facts"].get(name, "absent"), f"{each['host']} (rank {each['rank']})")
+        if len(places) > 1:
+            found.append(f"{name} is {', '.join(f'{value} on {place}' for value, place in places.items())}")
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise UserError("; ".join(found[:5]) + more + ": make it the same on all processes")

@@ -26,7 +26,7 @@ import torch
 from torch import distributed as dist
 
 from shared.errors import UserError, first_line
-from shared.processes import barrier, folder_lock, signals
+from shared.processes import collectives, folder_lock, signals
 
 EXIT_USER_ERROR = 2
 ENTRY = struct.Struct("<dB")  # of a process in the shared file: when it ended, and its exit code
@@ -101,11 +101,18 @@ def unlink_file() -> None:
                 known.path.unlink()
 
 
-def record(code: int) -> None:
-    """Record the exit code with which this process ends, for the other processes on this machine."""
+def record(code: int, why: str = "") -> None:
+    """Record the exit code with which this process ends, for the other processes on this machine.
+
+    With `why`, the processes of all machines can read it; the reason of the first process is kept.
+    """
     with contextlib.suppress(OSError):
         if local_processes() > 1:
             os.pwrite(open_file(), ENTRY.pack(time.time(), code), ENTRY.size * local_rank())
+    if why and known.store is not None:
+        word = json.dumps(identity() | {"rank": int(os.environ.get("RANK", 0)), "code": code, "why": why})
+        with contextlib.suppress(RuntimeError):  # the process that opened the store has ended
+            known.store.compare_set(STORE_KEY, "", word)
 
 
 def peers_that_ended(*codes: int) -> list[int]:
@@ -129,26 +136,14 @@ def peer_failed() -> bool:
     return bool(peers_that_ended(signals.EXIT_FAILED, EXIT_USER_ERROR))
 
 
-def tell_all_machines(code: int, why: str) -> None:
-    """Write to the store why this process ends, for other machines; only the first process's reason is kept."""
-    if known.store is not None:
-        word = json.dumps(identity() | {"rank": int(os.environ.get("RANK", 0)), "code": code, "why": why})
-        with contextlib.suppress(RuntimeError):  # the process that opened the store has ended
-            known.store.compare_set(STORE_KEY, "", word)
-
-
 def peer_behind(error: Exception) -> Peer | None:
     """Return the process whose end made a call to torch raise `error` here; None if `error` has another cause."""
     lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and LOST.search(str(error)))
     deadline = time.monotonic() + (SEARCH_SECONDS if lost else 0)
-    while True:
-        if peer := ended_peer():
-            return peer
-        if time.monotonic() >= deadline:
-            break
+    while not (peer := ended_peer()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    if not lost:
-        return None
+    if peer or not lost:
+        return peer
     return Peer(1, f"the connection to another process is lost ({first_line(error)[:200]}): see its output")
 
 
@@ -200,8 +195,7 @@ def refuse(error: UserError) -> NoReturn:
     signal.signal(signal.SIGTERM, leave)  # sent by the launcher after the first exit
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    record(EXIT_USER_ERROR)
-    tell_all_machines(EXIT_USER_ERROR, str(error))
+    record(EXIT_USER_ERROR, str(error))
     awaited = {*range(1, local_processes())} if here == 0 else {0}
     while not awaited.issubset(peers_that_ended(signals.EXIT_FAILED, EXIT_USER_ERROR)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -229,8 +223,8 @@ def end() -> None:
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()
-        barrier.wait_for_all(PartialState())  # the main process may be uploading
-        barrier.meet(PartialState())
-        barrier.close()
+        collectives.wait_for_all(PartialState())  # the main process may be uploading
+        collectives.meet(PartialState())
+        collectives.close()
         known.store = None
         PartialState().destroy_process_group()

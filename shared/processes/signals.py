@@ -1,10 +1,10 @@
 """Handling of SIGTERM, SIGINT, SIGUSR1 and SIGHUP, and the marker file that an interrupted run leaves.
 
-While there is nothing to save, a signal ends the process immediately. During training the signal is only recorded: the
-loop asks `shared.processes.preemption`, which gives all processes the same answer. The exit code is 143 in both cases.
+While there is nothing to save, a signal ends the process immediately. During training the signal is only recorded, and
+all processes learn that one of them received it, also between batches of an evaluation: if one process stopped alone,
+the others would wait for it in their next collective call. The exit code is 143 in both cases.
 """
 
-import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -14,13 +14,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import psutil
+import torch
+from torch import Tensor
+from torch import distributed as dist
 
+from shared.compat import of_torch
 from shared.disk import replace_file
+from shared.errors import Preempted
+from shared.processes.collectives import gather, group_of_all, wait_for_all
 
 EXIT_FAILED = 1
 EXIT_PREEMPTED = 143
@@ -28,6 +35,9 @@ MARKER = "PREEMPTED"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SET_BY_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_MODE")  # users do not set these
 SAME_SIGNAL = 5.0  # seconds in which a launcher may forward a signal that the scheduler sent to all processes
+CHECK_INTERVAL = 0.2  # seconds between checks of the store, during an evaluation
+CUT_SHORT = "accelerate-recipes/cut-short"  # a key in the group's store
+Batch = TypeVar("Batch")
 
 
 class Heard:
@@ -143,13 +153,10 @@ def die_with_launcher() -> None:
     Otherwise the workers of a killed torchrun would keep training, and so would the single process of a killed
     `accelerate launch`, which forwards no signals. The kernel does not report a death before this call.
     """
-    if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with_parent(signal.SIGTERM)
-    elif "ACCELERATE_MIXED_PRECISION" in os.environ:  # a user may have exported it: the parent may be a shell
-        with contextlib.suppress(psutil.Error):
-            if "accelerate" in " ".join(psutil.Process(os.getppid()).cmdline()):
-                die_with_parent(signal.SIGTERM)
-    if any(name in os.environ for name in SET_BY_LAUNCHERS) and not launcher_lives():
+    if not any(name in os.environ for name in SET_BY_LAUNCHERS):
+        return
+    die_with_parent(signal.SIGTERM)
+    if not launcher_lives():
         print("the launcher of this process has ended: start again", file=sys.stderr, flush=True)
         os._exit(EXIT_PREEMPTED)
 
@@ -188,3 +195,122 @@ def write_marker(output_dir: Path, step: int | None, received: Mapping[int, int]
 def remove_marker(output_dir: str | Path) -> None:
     """Remove the marker: the run has started again or has finished."""
     (Path(output_dir) / MARKER).unlink(missing_ok=True)
+
+
+class Exchange:
+    """Tells all processes whether one of them received a signal. Every process must construct it; this is a barrier."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._group = group_of_all(accelerator)
+        self._pending: tuple[Any, Tensor] | None = None
+
+    def __call__(self) -> bool:
+        """Return the same on all processes; each of them calls this equally often.
+
+        The maximum over processes is requested in one call and read in the next, so that nothing waits for it: a signal
+        takes effect one call later. A process that is alone notices a signal immediately.
+        """
+        if self._group is None:
+            return bool(heard.signal)
+        answer = self.finish()
+        flag = torch.tensor(int(heard.signal > 0))
+        self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
+        return answer
+
+    def finish(self) -> bool:
+        """Wait for the last request, and return its result."""
+        if self._pending is None:
+            return False
+        work, flag = self._pending
+        work.wait()
+        self._pending = None
+        return bool(flag)
+
+
+class Preemption:
+    """Tells the training loop whether to save and end. Every process must construct it.
+
+    Args:
+        accelerator: knows the number of processes.
+        output_dir: folder of the run, in which the marker file is written.
+    """
+
+    def __init__(self, accelerator: Any, output_dir: str) -> None:
+        self._accelerator, self._output_dir = accelerator, Path(output_dir)
+        self._exchange = Exchange(accelerator)
+
+    def exchange_signals(self) -> bool:
+        """Return whether some process received a signal, the same on all; every process calls this once per step.
+
+        A signal takes effect one step later. There is no such delay with a single process, or after an evaluation that
+        was cut short. Before the first call there is nothing to save, and a signal ends its process immediately.
+        """
+        heard.something_to_save = True
+        return self._exchange() or heard.cut_short  # every process takes part in the exchange
+
+    def end_run(self, step: int, saver: Any, close: Callable[[], object]) -> NoReturn:
+        """Wait for the checkpoint of `step` to be complete, then end the run; every process calls this.
+
+        `close` is called after the checkpoint, because an upload may take longer than the scheduler allows.
+
+        Raises:
+            Preempted: in every other case.
+            UserError: the checkpoint could not be saved.
+        """
+        saver.finish()
+        received = gather(self._accelerator, heard.signal)
+        if self._accelerator.is_main_process:
+            write_marker(self._output_dir, step, {rank: number for rank, number in enumerate(received) if number})
+            print(f"interrupted at step {step}: checkpoint saved, start again to resume", flush=True)
+        close()
+        wait_for_all(self._accelerator)  # the launcher ends all processes after the first exit
+        raise Preempted
+
+    def all_saved(self) -> None:
+        """Let signals end each process immediately from now on; call it when the last checkpoint is written.
+
+        Raises:
+            Preempted: this process has already received a signal.
+        """
+        heard.something_to_save = False
+        if heard.signal:
+            heard.mark()
+            raise Preempted
+
+
+def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the batches of an evaluation until some process receives a signal; `cut_short` then returns True.
+
+    Processes have different numbers of batches, so a collective call is not possible: a process that receives a signal
+    sets a key in the group's store. Under FSDP all processes have the same number of batches, each forward pass waits
+    for all of them, and so all must stop at the same batch. They exchange signals over gloo, one batch behind, so that
+    none waits for its GPU.
+    """
+    heard.cut_short = False
+    checked = time.monotonic()
+    exchange = Exchange(accelerator) if accelerator.is_fsdp2 else None
+    for batch in batches:
+        stop = heard.signal > 0
+        if exchange:
+            stop = exchange()
+        elif accelerator.num_processes > 1 and (stop or time.monotonic() - checked >= CHECK_INTERVAL):
+            checked = time.monotonic()
+            store = of_torch.default_store()
+            if stop:
+                store.set(CUT_SHORT, "1")
+            stop = stop or store.check([CUT_SHORT])
+        if stop:
+            heard.cut_short = True
+            break
+        yield batch
+    if exchange:
+        exchange.finish()
+
+
+def cut_short(accelerator: Any) -> bool:
+    """Return whether the last evaluation is incomplete on some process, the same on all; every process calls this.
+
+    It waits for processes with more batches for as long as they send heartbeats.
+    """
+    heard.cut_short = any(gather(accelerator, heard.cut_short))
+    return heard.cut_short

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,8 @@ import torch
 from shared.compat import of_accelerate, of_torch
 from shared.config import options
 from shared.errors import UserError
-from shared.processes import agreement, barrier, ending, folder_lock, rules
-from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
+from shared.processes import agreement, ending, folder_lock, rules
+from shared.processes.collectives import PROCESS_GROUP_TIMEOUT
 
 
 def set_backends(deterministic: bool) -> None:
@@ -53,8 +54,10 @@ WITHOUT_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver", "you migh
 Config = TypeVar("Config", bound=options.Options)
 
 
-def start(config: options.Options) -> Any:
+def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -> Any:
     """Check the settings and the launch, and return the Accelerator of the run.
+
+    The processes have `timeout` to connect, and for each collective call.
 
     Raises:
         UserError: a setting is wrong, is not supported, or would be ignored; names the setting and the fix. Or this
@@ -70,8 +73,7 @@ def start(config: options.Options) -> Any:
         raise UserError("--output_dir '' would be the working directory: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # started by debug_launcher, which sets no rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
-    requested = rules.cpu_requested(os.environ)
-    on_cpu = requested or not has_accelerator()
+    on_cpu = rules.is_true(os.environ, rules.USE_CPU) or not has_accelerator()
     check_environment(config, on_cpu)
     share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs
@@ -96,14 +98,11 @@ def start(config: options.Options) -> Any:
         mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[
-            InitProcessGroupKwargs(
-                backend="gloo" if share_gpu else "nccl", timeout=PROCESS_GROUP_TIMEOUT, init_method=method
-            )
+            InitProcessGroupKwargs(backend="gloo" if share_gpu else "nccl", timeout=timeout, init_method=method)
         ],
     )
     if has_group:
-        place = agreement.Place.of_environment()
-        agreement.compare(of_torch.default_store(), place, config, device, barrier.HEARTBEAT_TIMEOUT)
+        agreement.compare(of_torch.default_store(), config, device, timeout.total_seconds())
     # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
     settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     of_accelerate.set_ddp_handler(accelerator, settings)

@@ -27,17 +27,15 @@ def run(
 ) -> None:
     """Parse the command line with `parse(config_class)`, call `main(config)`, and end every process cleanly.
 
-    A `UserError` or a full disk becomes one line on stderr and exit code 2 on every process. SIGTERM, SIGUSR1, SIGHUP
-    and Ctrl-C give exit code 143, after a checkpoint if there is anything to save. The processes leave through
-    `os._exit`: an interpreter that shuts down while gloo's threads run may abort and lose the exit code. Out of memory
-    also becomes one line and exit code 2, but immediately: the other processes wait in a collective call without end.
+    A `UserError`, a full disk or a lack of memory becomes one line on stderr and exit code 2 on every process. SIGTERM,
+    SIGUSR1, SIGHUP and Ctrl-C give exit code 143, after a checkpoint if there is anything to save. The processes leave
+    through `os._exit`: an interpreter that shuts down while gloo's threads run may abort and lose the exit code.
     """
     signals.die_with_launcher()
     gc.freeze()  # collections skip the imported modules, so the start takes 0.4 s less
     atexit.register(gc.freeze)  # so do the interpreter's last ones, and the end takes 0.8 s less
-    config = None
+    config = config_class()
     try:
-        config = config_class()
         require_numbers()
         require_own_shared(Path(inspect.getfile(main)))
         if ending.local_processes() > 1:
@@ -45,9 +43,6 @@ def run(
         config = parse(config_class)
         signals.listen(None if config.dry_run else config.output_dir, exit_now, ending.peer_failed)
         main(config)
-    except SystemExit:  # --help
-        ending.unlink_file()
-        raise
     except Preempted:
         exit_now(signals.EXIT_PREEMPTED)
     except UserError as error:
@@ -55,19 +50,17 @@ def run(
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
+        if ran_out(error):
+            refuse(UserError(advice(config)))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it
             if peer.line and not ending.peers_that_ended(EXIT_USER_ERROR):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)
             ending.record(signals.EXIT_FAILED)
             exit_now(peer.code)
-        ending.record(signals.EXIT_FAILED)
+        ending.record(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
+        raise
+    finally:
         ending.unlink_file()
-        if not ran_out(error):
-            ending.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
-            raise
-        ending.tell_all_machines(EXIT_USER_ERROR, advice(config))
-        print(f"error: {advice(config)}", file=sys.stderr, flush=True)
-        exit_now(EXIT_USER_ERROR)
     end()
 
 
@@ -107,15 +100,15 @@ def ran_out(error: BaseException) -> bool:
     )
 
 
-def advice(config: options.Options | None) -> str:
+def advice(config: options.Options) -> str:
     """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
-    tokens, rows = (config.max_tokens, config.per_device_train_batch_size) if config else (None, None)
-    if config and config.MAX_TOKENS and not tokens:
+    tokens, rows = config.max_tokens, config.per_device_train_batch_size
+    if config.MAX_TOKENS and not tokens:
         tokens = config.MAX_TOKENS[torch.accelerator.is_available()]
     limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []
     limits += [f"--per_device_train_batch_size {rows}"] if rows else []
     fix = f"lower {' or '.join(limits)}" if limits else "set --per_device_train_batch_size"
-    if config and config.SAVES_MEMORY:
+    if config.SAVES_MEMORY:
         fix = f"use {config.SAVES_MEMORY}, which does not change the run, or {fix}"
     where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
     return (

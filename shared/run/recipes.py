@@ -1,12 +1,18 @@
-"""The scripts of recipes, for commands that work with one, such as `shared.predict`: which made a run; its import."""
+"""For commands that work with the script of a recipe, such as `shared.predict`: which made a run; its import."""
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from shared.config import options
-from shared.run.command import require_own_shared
+from shared.run.command import require_own_shared, run
+
+
+def run_work(work: Callable[[], object]) -> None:
+    """Call `work()` and end every process as a recipe does, for a command that reads its arguments itself."""
+    run(lambda _: work(), options.Options, lambda kind: kind(dry_run=True))
 
 
 def recipe_of(path: Path) -> Path | None:

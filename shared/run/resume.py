@@ -29,7 +29,6 @@ from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
 from shared.optimization.optimizers import require_peak
 from shared.plan import draws
-from shared.plan.loading import refuse_iterable
 from shared.processes import folder_lock, signals
 from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
 from shared.run.export import CARD
@@ -143,15 +142,15 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
     Call it on every process. Each data set has a `digest()` of its content, which the checkpoints keep.
 
     Raises:
-        UserError: a data set can only be read sequentially or lacks `lengths` or `digest`; the data differ between
-            machines (names the machine); or the data have changed since the run began.
+        UserError: a data set has no random access, `lengths` or `digest`; the data differ between machines (names the
+            machine); or the data have changed since the run began.
     """
     for data in datasets:
-        refuse_iterable(data)
-        if lacking := [name for name in ("lengths", "digest") if not hasattr(data, name)]:
+        if lacking := [name for name in ("__len__", "__getitem__", "lengths", "digest") if not hasattr(data, name)]:
             raise UserError(
-                f"load_data returned a {type(data).__name__} without {' and '.join(lacking)}: give it the attributes "
-                "of TokenizedText in shared/text/tokenized.py"
+                f"load_data returned a {type(data).__name__} without {', '.join(lacking)}: give it the attributes of "
+                "TokenizedText in shared/text/tokenized.py; store data that can only be read in sequence by "
+                "save_to_disk first, because a run on them could not be resumed exactly"
             )
     mine = socket.gethostname(), [data.digest() for data in datasets]
     everybody = gather(accelerator, mine)

@@ -20,7 +20,7 @@ from shared.monitoring.monitor import Monitor
 from shared.optimization.optimizers import require_all
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import barrier, preemption, starting
+from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
 from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data
@@ -44,7 +44,7 @@ class Ddp:
 
     def wrap(self, accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
         """The model and its optimizer as the loop uses them."""
-        barrier.wait_for_all(accelerator)  # each machine prepares its data by itself
+        collectives.wait_for_all(accelerator)  # each machine prepares its data by itself
         return accelerator.prepare(model, optimizer)
 
     def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
@@ -201,7 +201,7 @@ class TrainingRun(Generic[Config]):
         self._tell(Hook.begun, self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
         self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
-        self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
+        self._preemption = signals.Preemption(accelerator, self.config.output_dir)
 
     def steps(self) -> Iterator[int]:
         """The remaining steps, starting at the checkpoint's; fewer if the run stops early, none in a dry run.

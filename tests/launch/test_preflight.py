@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import runs
+from torch.distributed import HashStore
 
 from shared import preflight
 from shared.checkpoints.progress import Progress
@@ -47,13 +48,13 @@ def place(rank, port, processes=2, address="127.0.0.1"):
 )
 def test_an_address_that_cannot_work_is_named_with_the_cause(rank, address, message):
     with pytest.raises(UserError, match=message):
-        preflight.open_store(place(rank, runs.free_port(), address=address), 0.5)
+        preflight.find_rank_0(place(rank, runs.free_port(), address=address), 0.5)
 
 
 def test_a_port_in_use_is_named(listener):
     port = listener.getsockname()[1]
     with pytest.raises(UserError, match=rf"cannot open its port on .* Address already in use .* {port}"):
-        preflight.open_store(place(0, port), 5)
+        preflight.find_rank_0(place(0, port), 5)
 
 
 def test_dropped_packets_time_out(listener):
@@ -64,7 +65,7 @@ def test_dropped_packets_time_out(listener):
             full.setblocking(False)
             full.connect_ex(listener.getsockname())
         with pytest.raises(UserError, match=r"at 127.0.0.1:\d+ \(timed out\): .* open the port"):
-            preflight.open_store(place(1, listener.getsockname()[1]), 0.5)
+            preflight.find_rank_0(place(1, listener.getsockname()[1]), 0.5)
 
 
 def test_another_server_at_the_port_is_recognized(listener):
@@ -76,13 +77,13 @@ def test_another_server_at_the_port_is_recognized(listener):
 
     threading.Thread(target=serve, daemon=True).start()
     with pytest.raises(UserError, match=r"what answers at \S+ is not rank 0 of this launch"):
-        preflight.open_store(place(1, listener.getsockname()[1]), 3)
+        preflight.find_rank_0(place(1, listener.getsockname()[1]), 3)
     listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_missing_ranks_and_a_rank_of_two_processes_are_named():
     alone = place(0, runs.free_port(), processes=3)
-    store = preflight.open_store(alone, 5)
+    store = HashStore()
     with pytest.raises(UserError, match=r"of 3 processes, rank 1, 2 did not connect to .* within 0.5 s \(rank 0 did\)"):
         agreement.exchange(store, alone, {}, 0.5, "start")
     with pytest.raises(UserError, match=r"two processes have RANK 0, .*--machine_rank"):
@@ -90,11 +91,13 @@ def test_missing_ranks_and_a_rank_of_two_processes_are_named():
 
 
 def test_processes_that_reach_rank_0_but_cannot_form_a_group_get_the_likely_cause(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
     alone = place(0, runs.free_port(), processes=1)
-    store = preflight.open_store(alone, 5)
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "ACCELERATE_USE_CPU": "true"}
+    launched |= {"MASTER_ADDR": alone.address, "MASTER_PORT": str(alone.port)}
+    for name, value in (launched | {"GLOO_SOCKET_IFNAME": "no-such-card"}).items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"processes reach 127.*, but not each other; .*IFNAME.*no-such-card"):
-        preflight.connect(store, alone, "gloo", 5)
+        preflight.connect(Options(), alone, 5)
 
 
 def test_the_time_limit_ends_a_call_that_hangs(tmp_path):
@@ -131,7 +134,7 @@ def in_a_launch(accelerator, folder):
             if name == "code":
                 changed.setattr(agreement, "code_digests", lambda _: code)
                 changed.setattr(agreement, "versions", lambda: versions)
-            given = of_torch.default_store(), Place.of_environment(), ExtraOptions(**settings[rank]), "cpu", 30
+            given = of_torch.default_store(), ExtraOptions(**settings[rank]), "cpu", 30
             errors[name] = runs.problem_of(agreement.compare, *given)
     data = mock.MagicMock(digest=lambda: str(rank))
     errors["data"] = runs.problem_of(refuse_changed_data, accelerator, Progress(), data)
@@ -148,7 +151,7 @@ def test_processes_of_one_launch_that_differ_are_refused_before_they_train(tmp_p
     for part in ("--logging_steps is 1 on", "--report_to is none on", "--dry_run is False on"):
         assert part in errors["logging"]
     assert f"--output_dir is a on {host} (rank 0), b on" in errors["folders"]
-    assert "code shared/new.py differs" in errors["code"]
+    assert f"code shared/new.py is absent on {host} (rank 0), abc on {host} (rank 1)" in errors["code"]
     assert f"torch is 2.0 on {host} (rank 0), 2.1 on {host} (rank 1)" in errors["code"]
     assert errors["data"].startswith(f"rank 1 on {host} has other data than rank 0 on {host}: copy the files")
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import runs
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
-from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader
@@ -88,17 +87,6 @@ def test_a_dataset_without_random_draws_leaves_the_generators_unchanged():
     before = torch.get_rng_state()
     fed(plan_of(23), Still())
     assert torch.equal(torch.get_rng_state(), before)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
-
-
-@pytest.mark.parametrize("dataset", [Stream(), (i for i in range(3))])
-def test_a_dataset_that_cannot_be_indexed_is_refused_with_the_fix(dataset):
-    with pytest.raises(UserError, match=r"resumed exactly.*save_to_disk"):
-        Loader(dataset, plan_of(10), default_collate, CPU)
 
 
 def test_time_spent_waiting_is_counted():

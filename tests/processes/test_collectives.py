@@ -20,7 +20,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
-from shared.processes import barrier, collectives, preemption
+from shared.processes import collectives, signals
 from shared.processes.collectives import check_shared, on_writers
 from shared.run import resume
 from shared.run.resume import finished
@@ -152,21 +152,21 @@ def together(accelerator, folder):
     """What each of two processes observes when one is late, and when one is stopped."""
     rank, found = accelerator.process_index, {}
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    barrier.HEARTBEAT_INTERVAL, barrier.HEARTBEAT_TIMEOUT = 0.2, TIMEOUT
+    collectives.HEARTBEAT_INTERVAL, collectives.HEARTBEAT_TIMEOUT = 0.2, TIMEOUT
     cpu = torch._C._get_accelerator
     torch._C._get_accelerator = lambda *_: torch.device("cuda")  # as where processes share a GPU over gloo
-    barrier.wait_for_all(accelerator)
+    collectives.wait_for_all(accelerator)
     torch._C._get_accelerator = cpu
     torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT), torch.distributed.group.WORLD)
     found["main"] = collectives.on_main_process(accelerator, lambda: time.sleep(LATE) or "late")
 
-    found["before"] = barrier._barriers[0].calls
+    found["before"] = collectives._barriers[0].calls
     found["gathered"] = collectives.gather(accelerator, rank)
     collectives.agree(accelerator, None)
-    assert not preemption.cut_short(accelerator)
+    assert not signals.cut_short(accelerator)
     model = torch.nn.Linear(2, 2)
     model, _ = Ddp().wrap(accelerator, model, make_optimizer(model, Options()))
-    found["after"] = barrier._barriers[0].calls
+    found["after"] = collectives._barriers[0].calls
 
     found["errors"] = [
         problem_of(collectives.agree, accelerator, UserError(f"of rank {rank}")),
@@ -176,14 +176,14 @@ def together(accelerator, folder):
 
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-        barrier.wait_for_all(accelerator)
+        collectives.wait_for_all(accelerator)
     else:
         other = psutil.Process(int((folder / "pid-1").read_text()))
-        found["lost"] = problem_of(barrier.wait_for_all, accelerator)
+        found["lost"] = problem_of(collectives.wait_for_all, accelerator)
         other.send_signal(signal.SIGCONT)
     del model
     accelerator.free_memory()
-    barrier.close()
+    collectives.close()
     return found
 
 
@@ -199,6 +199,6 @@ def test_processes_wait_for_a_late_one_share_results_and_errors_and_name_a_lost_
 
 def test_a_single_process_does_not_wait():
     alone = SimpleNamespace(num_processes=1)
-    barrier.wait_for_all(alone)  # returns, although there is no group
+    collectives.wait_for_all(alone)  # returns, although there is no group
     collectives.agree(alone, None)
     assert problem_of(collectives.agree, alone, UserError("mine")) == "mine"

@@ -128,10 +128,10 @@ def test_an_unexpected_error_keeps_its_traceback_and_is_recorded_for_the_others(
             raise error
 
         recorded = []
-        monkeypatch.setattr(ending, "record", recorded.append)
+        monkeypatch.setattr(ending, "record", lambda *reason, recorded=recorded: recorded.append(reason))
         with pytest.raises(type(error), match="ours"):
             command.run(main, Options)
-        assert recorded == [1]
+        assert recorded == [(1, f"{type(error).__name__}, see its output")]
     assert leaving.codes == []
 
 
@@ -184,7 +184,7 @@ def test_a_lost_connection_is_reported_in_one_line_with_the_process_that_ended_i
     assert ending.peer_behind(gloo).line.startswith("the connection to another process is lost")
 
     ending.known.store = torch.distributed.HashStore()
-    ending.tell_all_machines(2, "--seed x: give a number")
+    ending.record(2, "--seed x: give a number")
     assert ending.ended_peer() is None, "this process recorded it itself"
     word = ending.identity() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
     ending.known.store.set(ending.STORE_KEY, json.dumps(word))

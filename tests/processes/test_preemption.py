@@ -13,9 +13,8 @@ from shared.checkpoints import resuming
 from shared.checkpoints.saving import Saver
 from shared.errors import Preempted
 from shared.optimization import gradients
-from shared.processes import preemption, signals
-from shared.processes.preemption import Preemption
-from shared.processes.signals import heard
+from shared.processes import signals
+from shared.processes.signals import Preemption, heard
 from shared.run import export
 
 STEPS = 16
@@ -39,9 +38,9 @@ NOTHING = SimpleNamespace(finish=lambda: None)  # stands in for a saver
 def together(accelerator, folder):
     """What each of two processes observes when only rank 1 gets signals."""
     rank, found = accelerator.process_index, {}
-    preemption.CHECK_INTERVAL = 0.0
+    signals.CHECK_INTERVAL = 0.0
     endless = (time.sleep(0.002) or n for n in range(10_000))
-    found["all batches"] = [*preemption.watch(accelerator, range(3 + rank)), preemption.cut_short(accelerator)]
+    found["all batches"] = [*signals.watch(accelerator, range(3 + rank)), signals.cut_short(accelerator)]
 
     loop = Preemption(accelerator, str(folder))
     answers = []
@@ -52,19 +51,19 @@ def together(accelerator, folder):
 
     few = range(3)  # rank 1 has fewer batches, and gets the signal in the last of them
     heard.signal = 0
-    for n in preemption.watch(accelerator, few if rank == 1 else endless):
+    for n in signals.watch(accelerator, few if rank == 1 else endless):
         heard.signal = signal.SIGTERM if rank == 1 and n == 1 else 0
-    found["left an endless evaluation"] = preemption.cut_short(accelerator)
+    found["left an endless evaluation"] = signals.cut_short(accelerator)
     found["saves after it"] = Preemption(accelerator, str(folder)).exchange_signals()
 
     heard.signal, seen = 0, 0
     world = accelerator.num_processes  # it has no `reduce`, for which a batch would wait for the GPU
     communicating = SimpleNamespace(is_fsdp2=True, num_processes=world)
-    found["all batches under FSDP"] = [*preemption.watch(communicating, range(3)), preemption.cut_short(accelerator)]
-    for n in preemption.watch(communicating, range(100)):
+    found["all batches under FSDP"] = [*signals.watch(communicating, range(3)), signals.cut_short(accelerator)]
+    for n in signals.watch(communicating, range(100)):
         seen += 1
         heard.signal = signal.SIGTERM if rank == 1 and n == 4 else 0
-    found["batches under FSDP"] = [seen, preemption.cut_short(accelerator)]
+    found["batches under FSDP"] = [seen, signals.cut_short(accelerator)]
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:

@@ -54,9 +54,10 @@ ROWS = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 9})
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (Stream(), "Stream can only be read sequentially"),
-        (ROWS.to_iterable_dataset(), "IterableDataset can only be read sequentially"),
-        (ROWS, "load_data returned a Dataset without lengths and digest"),
+        (Stream(), "load_data returned a Stream without __len__, lengths, digest: "),
+        (ROWS.to_iterable_dataset(), "load_data returned a IterableDataset without __len__, lengths, digest: "),
+        ((i for i in range(3)), "load_data returned a generator without __len__, __getitem__, lengths, digest: "),
+        (ROWS, "load_data returned a Dataset without lengths, digest: "),
     ],
 )
 def test_data_without_an_index_or_the_required_attributes_are_refused(data, expected):

@@ -18,7 +18,7 @@ from shared.datasets.rows import ROW_COLUMN, column_of, source_of, typed_column_
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, about, count_of, listed
 from shared.models.transformers_models import loading_info
-from shared.plan.batches import MicroBatch, evaluation_batches
+from shared.plan.batches import Budget, MicroBatch, evaluation_batches
 from shared.predictions.request import Request
 from shared.run.export import WEIGHTS
 

@@ -46,6 +46,7 @@ class Progress:
     best_step: int | None = None
     best_results: dict[str, float] = field(default_factory=dict)
     evaluations_since_best: int = 0
+    evaluated_at_end: bool = False  # the last evaluation was made only because the run ended there
     evaluation_owed: bool = False  # a signal interrupted the one after this step: it is made first when the run resumes
     run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
@@ -56,12 +57,12 @@ class Progress:
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
 
-    def record(self, results: dict[str, float], best_by: BestBy) -> bool:
+    def record(self, results: dict[str, float], best_by: BestBy, at_end: bool = False) -> bool:
         """Record an evaluation after `step` steps. False if it is empty, because a signal interrupted it."""
         self.evaluation_owed = not results
         if not results:
             return False
-        self.results = results
+        self.results, self.evaluated_at_end = results, at_end
         if best_by.improves(results, self.best_results):
             self.best_step, self.best_results, self.evaluations_since_best = self.step, results, 0
         else:
@@ -78,7 +79,8 @@ class Progress:
 
     def branch(self) -> "Progress":
         """The progress of a run that begins here, with a best model and a tracker of its own."""
-        return replace(self, run_id=None, best_step=None, best_results={}, evaluations_since_best=0)
+        begun = replace(self, run_id=None, best_step=None, best_results={}, evaluations_since_best=0)
+        return replace(begun, evaluated_at_end=False)
 
     def state(self) -> dict[str, Any]:
         """The entries for a checkpoint's `state.json`."""

@@ -185,10 +185,13 @@ class Plan:
 
     def due(self, every: int | None, step: int) -> bool:
         """Whether an action is due after step `step`: every `every` steps (None: every epoch), and after the last."""
-        done = step + 1
+        return step + 1 == self.total_steps or self.due_without_end(every, step)
+
+    def due_without_end(self, every: int | None, step: int) -> bool:
+        """Whether an action would be due after step `step` if the run were longer: see `due`."""
         if every is None:
-            return done == self.total_steps or self.epochs_completed(done) > self.epochs_completed(step)
-        return done == self.total_steps or done % every == 0
+            return self.epochs_completed(step + 1) > self.epochs_completed(step)
+        return (step + 1) % every == 0
 
     def cut(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step for all processes, longest samples first."""

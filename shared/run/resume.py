@@ -1,8 +1,8 @@
 """The output folder of a run, and how a start continues the run in it. A start asks four questions, in this order:
 
 1. Which is the newest intact checkpoint? `open_run` asks `resuming.find`.
-2. Are the settings, the model and the order of the samples those of the run? `open_run` and
-   `refuse_another_order` refuse others.
+2. Are the settings, the model and the order of the samples those of the run? `open_run`, `refuse_another_order` and
+   `refuse_end` refuse others.
 3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
 4. Does the model fit? `Saver.load` reads the checkpoint into it, once it is wrapped for the processes.
 
@@ -29,6 +29,7 @@ from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
 from shared.optimization.optimizers import require_peak
 from shared.plan import draws
+from shared.plan.batches import Plan
 from shared.processes import folder_lock, signals
 from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
 from shared.run.export import CARD
@@ -92,6 +93,26 @@ def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
             f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
             f"order; this code has version {draws.VERSION}): finish it with the version of this project that began it, "
             f"or {resuming.NEW_RUN}"
+        )
+
+
+def refuse_end(config: options.Options, progress: Progress, plan: Plan, checkpoint: Path | None) -> None:
+    """Refuse to resume from the end of a shorter run if this run is another one there.
+
+    Raises:
+        UserError: names the checkpoint and the way out.
+    """
+    if not checkpoint or progress.step >= plan.total_steps:
+        return
+    problem = ""
+    if progress.monitor["total_samples"] < progress.step * plan.global_batch_size:
+        problem = f"whose last step had fewer than --global_batch_size {plan.global_batch_size} samples"
+    elif progress.evaluated_at_end and (config.load_best_model_at_end or config.early_stopping_patience is not None):
+        problem = f"whose last evaluation a longer run does not make (--eval_steps {config.eval_steps})"
+    if problem:
+        raise UserError(
+            f"{checkpoint} is the end of a shorter run, {problem}: begin at an earlier checkpoint "
+            f"(--resume_from_checkpoint or --decay_from PATH), or {resuming.NEW_RUN}"
         )
 
 

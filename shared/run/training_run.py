@@ -23,7 +23,7 @@ from shared.plan.loading import Loader
 from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data
+from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data, refuse_end
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -145,9 +145,10 @@ class TrainingRun(Generic[Config]):
 
         Raises:
             UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
-                or see `require_all`.
+                or see `require_all` and `refuse_end`.
         """
         self.plan, self.loader = loader.plan, loader
+        refuse_end(self.config, self.progress, self.plan, self._checkpoint)
         self.plan.first_processes = self.progress.first_processes
         self.plan.equal_counts |= self.strategy.equal_counts
         self.hooks += hooks
@@ -210,7 +211,7 @@ class TrainingRun(Generic[Config]):
         """
         if self.config.dry_run:
             return
-        if self.progress.evaluation_owed:
+        if self.progress.evaluation_owed and self.plan.due(self.config.eval_steps, self.progress.step - 1):
             self._record_evaluation()
         for step in range(self.progress.step, self.plan.total_steps):
             if self.progress.out_of_patience(self.config.early_stopping_patience):
@@ -332,5 +333,6 @@ class TrainingRun(Generic[Config]):
             raise UserError(
                 f"{problem}; the checkpoint after step {self.progress.step} is kept: correct the names, and start again"
             )
-        if self.progress.record(results, self._best_by):
+        at_end = not self.plan.due_without_end(self.config.eval_steps, self.progress.step - 1)
+        if self.progress.record(results, self._best_by, at_end):
             self._write(results)

@@ -163,6 +163,20 @@ def test_a_run_under_a_constant_schedule_can_be_made_longer(train, tmp_path, cap
     assert options.load(tmp_path / "grown/config.yaml")["max_train_steps"] == 8
 
 
+def test_a_run_is_not_made_longer_from_an_end_where_a_longer_run_is_another_one(train, tmp_path):
+    epochs = [*CONSTANT, None, "--global_batch_size", 48, "--num_train_epochs"]
+    train(tmp_path / "short", *epochs, 1)  # 160 samples
+    assert "last step had fewer than --global_batch_size 48 samples" in refusal(train, tmp_path / "short", *epochs, 2)
+
+    best = ["--eval_steps", 2, "--metric_for_best_model", "loss", "--load_best_model_at_end", *CONSTANT]
+    train(tmp_path / "odd", *best, 3)
+    assert "is the end of a shorter run, whose last evaluation" in refusal(train, tmp_path / "odd", *best, 4)
+    start = ["--resume_from_checkpoint", tmp_path / "odd/checkpoints/step_00000002"]
+    train(tmp_path / "odd", *best, 6, *start)
+    train(tmp_path / "in one go", *best, 6)
+    assert runs.exported(tmp_path / "odd") == runs.exported(tmp_path / "in one go")
+
+
 def test_the_files_of_a_run_contain_no_access_token(train, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     monkeypatch.setenv("WANDB_API_KEY", "hf_secretsecret")

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.resuming import complete
 from shared.config.options import NOT_IN_RESULT, Meaning, Options, fields_with, load, shown
-from shared.errors import UserError
+from shared.errors import UserError, about
 from shared.monitoring.evaluation import greater_is_better
 from shared.monitoring.log import read_metrics
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         return print_results(given.runs) if given.table or len(given.runs) != 2 else compare(*given.runs)
-    except (UserError, FileNotFoundError) as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -223,7 +223,7 @@ def parts_of(folder: Path | None) -> dict[str, dict[str, Path]]:
     """
     parts: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.glob("*.safetensors")) if folder else ():
-        with safe_open(file, framework="pt") as opened:
+        with about(str(file)), safe_open(file, framework="pt") as opened:
             parts.setdefault(re.sub(r"-\d+(-of-\d+)?$", "", file.stem), {}).update(dict.fromkeys(opened.keys(), file))
     return parts
 

@@ -69,7 +69,8 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str], csv_delimi
             raise UserError(f"{flag} {path} and {same} are the same data: name each file once")
     found = sorted(by_content.values(), key=str)
     separated = {".csv", ".tsv"} if ".csv" in kinds else set()  # a .tsv file of tagged words is one of CoNLL
-    if csv_delimiter is not None and separated.isdisjoint(map(kind_of, found)):
+    added = flag in ("--validation_file", "--corpus_file")  # the delimiter is that of --train_file
+    if csv_delimiter is not None and not added and separated.isdisjoint(map(kind_of, found)):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {found[0]}: remove it")
     return found
 
@@ -203,12 +204,19 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
 
 def with_plain_types(schema: pa.Schema) -> pa.Schema:
     """The schema without dictionaries, of which each block has its own, and string views, which cannot be selected."""
-    for place, field in enumerate(schema):
-        if pa.types.is_dictionary(field.type):
-            schema = schema.set(place, field.with_type(field.type.value_type))
-        elif pa.types.is_string_view(field.type):
-            schema = schema.set(place, field.with_type(pa.large_string()))
-    return schema
+
+    def plain(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_dictionary(kind):
+            return plain(kind.value_type)
+        if pa.types.is_list(kind):
+            return pa.list_(kind.value_field.with_type(plain(kind.value_type)))
+        if pa.types.is_large_list(kind):
+            return pa.large_list(kind.value_field.with_type(plain(kind.value_type)))
+        if pa.types.is_struct(kind):
+            return pa.struct([field.with_type(plain(field.type)) for field in kind])
+        return pa.large_string() if pa.types.is_string_view(kind) else kind
+
+    return pa.schema([field.with_type(plain(field.type)) for field in schema], schema.metadata)
 
 
 # CSV

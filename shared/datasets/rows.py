@@ -195,12 +195,14 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
 
 
 def missing(table: pa.Table, column: str) -> np.ndarray:
-    """bool [N]: which rows have no value in a column, that is null, NaN, an empty text, or -1 in a ClassLabel."""
+    """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel, or a list with a null in it."""
     cells = column_of(table, column, "")
     gaps = np.asarray(cells.is_null(nan_is_null=True))
     if is_text(cells.type):
         texts = cells.cast(pa.large_string())
         gaps |= np.asarray(pc.fill_null(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)), True))
+    if pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type):
+        gaps[np.asarray(pc.list_parent_indices(cells))[np.asarray(pc.list_flatten(cells).is_null())]] = True
     if pa.types.is_integer(cells.type) and of_datasets.is_class_label(of_datasets.feature(table, column)):
         gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))
     return gaps

@@ -69,8 +69,9 @@ def read_parts(
 ) -> list[pa.Table]:
     """The training rows and, if there are any, the validation rows; by default, what `embedded` returns.
 
-    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`. Files are read by
-    `read`, with the arguments and the results of `read_file`, which is the default.
+    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`. With --label_delimiter,
+    an empty cell is a row without labels, which stays. Files are read by `read`, with the arguments and the results of
+    `read_file`, which is the default.
 
     Raises:
         UserError: the data cannot be read.
@@ -83,7 +84,9 @@ def read_parts(
     else:
         assert embedded, "neither --train_file nor --dataset_name, and no default data"
         tables = [*embedded()]
-    if len(label_columns) == 1 and getattr(config, "label_delimiter", None) is None:
+    if getattr(config, "label_delimiter", None) is not None:
+        label_columns = ()
+    if len(label_columns) == 1:
         tables[0] = decided(tables[0], label_columns[0], problem_type)
         tables[1:] = [decided(table, label_columns[0], problem_type, like=tables[0]) for table in tables[1:]]
     if config.skip_incomplete_rows:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shared.contrastive.losses import objective_of
 from shared.contrastive.tuples import TextTuples, corpus_of, load_tuples, of_columns, pack_or_pad_tuples
+from shared.datasets.rows import decided
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
@@ -88,7 +89,12 @@ def read_input(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
     table = read_rows(request)
     known = tuple(name for name in names if name in table.column_names)
     found = names if "text_column_names" in request.given else known or names  # `encode` refuses a missing column
-    return skip_incomplete(table, found) if config.skip_incomplete_rows else table, found
+    if config.skip_incomplete_rows:
+        score, needed = config.label_column_name, found
+        if score and have_labels(request, table, (score,)).any():
+            table, needed = decided(table, score, "regression"), (*found, score)
+        table = skip_incomplete(table, needed)
+    return table, found
 
 
 def encode(request: Request, config: Any, table: pa.Table, tokenizer: Any) -> TextTuples:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shared.datasets.label_columns import FLAG, is_list
 from shared.datasets.labels import KINDS, Labels, load_labeled
-from shared.datasets.rows import column_of, missing, numbered
+from shared.datasets.rows import column_of, decided, missing, numbered
 from shared.encoders.packing import pack_or_pad, pad_rows, unpack_before_head
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of, say
@@ -181,7 +181,7 @@ def have_labels(request: Request, table: pa.Table, columns: tuple[str, ...]) -> 
         return np.zeros(table.num_rows, bool)
     for name in columns:
         column_of(table, name, FLAG)
-    return ~np.any([missing(table, name) for name in columns], axis=0)
+    return ~np.any([missing(decided(table, name, None), name) for name in columns], axis=0)
 
 
 def encoded(encode: Callable[[pa.Table], NDArray[Any]], table: pa.Table, labeled: Mask) -> NDArray[Any]:

@@ -183,7 +183,7 @@ def check_columns(prediction: Prediction, output: Path) -> None:
     if both := [name for name in table.column_names if name in new]:
         raise UserError(f"{source} has a column {both[0]}, as the predictions have: rename it in the input")
     for field in table.schema:
-        binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        binary = "binary" in str(field.type) or isinstance(field.type, pa.BaseExtensionType)  # also within lists
         if (pa.types.is_nested(field.type) and output.suffix == ".csv") or (binary and output.suffix != ".parquet"):
             raise UserError(
                 f"{FLAG} {output}: {output.suffix[1:]} cannot hold the column {field.name} of {source}, "

@@ -153,7 +153,9 @@ def test_another_delimiter_is_set_by_the_flag(tmp_path):
     path.write_text("text\tlabel\na, b\t1\nc\t2\n")
     for message in refusals([str(path)]):
         assert message.endswith(": see --csv_delimiter")
-    config = DataOptions(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=r"\t")
+    pq.write_table(pa.table({"text": ["d"], "label": [1]}), tmp_path / "b.parquet")  # which the flag does not concern
+    files = {"train_file": (str(path),), "validation_file": (str(tmp_path / "b.parquet"),)}
+    config = DataOptions(**files, csv_delimiter=r"\t")
     options.check(config)
     tables = load_tables(config, ["text"], ["label"])
     assert column_of(tables[0], "text", "").to_pylist() == ["a, b", "c"]

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+from types import SimpleNamespace
 
 import datasets
 import pyarrow as pa
@@ -13,7 +14,7 @@ from table_files import load, values, write
 from shared.datasets import tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import source_of, where
-from shared.datasets.tables import read_hub, read_saved
+from shared.datasets.tables import read_hub, read_parts, read_saved
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.extras import hub
@@ -165,6 +166,10 @@ def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
     parquet = {"train_file": tmp_path / "a.parquet", "validation_file": tmp_path / "a.parquet"}
     assert load(**parquet, skip_incomplete_rows=True)[0].num_rows == 1
     assert load(("x",), "text", **parquet, skip_incomplete_rows=True)[0].num_rows == 2
+    delimited = SimpleNamespace(
+        **vars(DataOptions(train_file=(str(path),), skip_incomplete_rows=True)), label_delimiter="|"
+    )
+    assert read_parts(delimited, ["text"], ["label"])[0]["label"].to_pylist() == ["1", "NA", "2", "1"]
     write(path, "text,label\n,1\n,2\n")
     with pytest.raises(UserError, match=r"--skip_incomplete_rows: 2 of 2 rows .* so no row is left"):
         load(train_file=path, validation_file=path, skip_incomplete_rows=True)

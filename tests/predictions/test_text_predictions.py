@@ -164,6 +164,7 @@ def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alo
 def test_a_model_without_names_of_labels_is_scored_by_their_numbers(alone, rows, tmp_path, capsys):
     folder, _ = write_bert(tmp_path / "model", alone, "BertForSequenceClassification", num_labels=3)
     file = write_csv(tmp_path / "new.csv", ("text", "label"), [(row["text"], i % 3) for i, row in enumerate(rows)])
+    file.write_text(f"{file.read_text()}without a label,NA\n")
     scores = predict_file(folder, file, "--max_length", 48)
     expected = logits_of(folder, [row["text"] for row in rows]).numpy().argmax(1)
     assert scores["eval_accuracy"] == pytest.approx(np.mean(expected == np.arange(len(rows)) % 3))
@@ -177,6 +178,7 @@ def inputs(alone, texts, tmp_path_factory):
     (folder / "taken.csv").write_text("mine")
     (folder / "collides.csv").write_text("text,prediction\na text,b\n")
     (folder / "labels.csv").write_text("text,label\na text,unheard\n")
+    pq.write_table(pa.table({"text": ["a text"], "more": [[b"bytes"]]}), folder / "bytes.parquet")
     (folder / "lists.jsonl").write_text('{"text": "a text", "more": [1, 2]}\n')
     for name, file, content in (
         ("unfinished", "config.yaml", (alone / "config.yaml").read_text()),
@@ -201,6 +203,7 @@ def inputs(alone, texts, tmp_path_factory):
         (["RUN", "collides.csv"], "has a column prediction, as the predictions have"),
         (["RUN", "labels.csv"], "unheard; known: asyncio"),
         (["RUN", "lists.jsonl", "--predictions_file", "new.csv"], "csv cannot hold the column more"),
+        (["RUN", "bytes.parquet", "--predictions_file", "new.jsonl"], "jsonl cannot hold the column more"),
         (["RUN", "labels.csv", "--no_scores", "--predictions_file", "taken.csv"], "exists with other content"),
         (["RUN", "labels.csv", "--predictions_file", "new.txt"], "must end in .csv, .jsonl, .parquet"),
         (["RUN", "labels.csv", "--image_column_name", "x"], "unknown flag --image_column_name"),

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from shared.cache.division import Division, blocks_folder, cores_of_process, parts_of
 from shared.cache.prepared import Arrays, key_digest, read_array
-from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
+from shared.images.decoding import Pixels, Square, inspect
 
 CHECK_FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
-FORMAT = 5  # part of the cache's name: increase it when the files written for the same images change
+FORMAT = 6  # part of the cache's name: increase it when the files written for the same images change
 PIXELS = "pixels.npy"
 SMALLEST_CHECKED = 256  # images: a few hundredths of a second of one core
 SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
@@ -42,12 +42,13 @@ class Checked:
     folder: str = ""  # the deepest folder that contains all files; "" if the images are not in files
 
 
-def check(key: str, count: int, stored: Stored, name: str) -> Checked:
+def check(key: str, count: int, stored: Stored, name: str, whole: bool = False) -> Checked:
     """Read the headers of `count` images, or the stored result if this machine has checked the same `key` before.
 
     Args:
         key: changes when one of the images does, such as `key_of_files`.
         name: name of the source, for the progress bar.
+        whole: decode the images, too, which finds all that are corrupt.
 
     Raises:
         UserError: a file cannot be read.
@@ -56,19 +57,19 @@ def check(key: str, count: int, stored: Stored, name: str) -> Checked:
     def make(images: range) -> Iterator[Arrays]:
         prints, remarks = np.empty(len(images), np.uint64), []
         for place, i in enumerate(images):
-            prints[place], mode, problem = inspect(stored(i))
+            prints[place], mode, problem = inspect(stored(i), whole)
             if problem or mode.startswith(DEEP):
                 remarks.append((i, problem))
         yield {"prints": prints, "remarks": as_lines(remarks)}
 
     folder = Division(
-        f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, key)}",
+        f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, key, *['whole'] * whole)}",
         parts_of(count, SMALLEST_CHECKED),
         make,
         f"checking {name}",
         threads=2 * cores_of_process(),  # they wait for the disk
         delay=2,
-        by_task=False,  # all images are checked before one is decoded
+        by_task=False,  # all images are checked before one is decoded to pixels
     ).build()
     remarks = from_lines(folder / "remarks.npy")
     problems = {i: problem for i, problem in remarks if problem}
@@ -92,58 +93,41 @@ def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
     return state.hexdigest(), folder
 
 
-def build(key: str, count: int, stored: Stored, name: str, square: Square, keep_pixels: bool) -> Path:
-    """Decode `count` images to squares, unless this machine has done so before; return the folder.
+def build(
+    key: str, count: int, read: Callable[[int], tuple[Pixels, float, Any]], name: str, square: Square
+) -> tuple[Pixels, NDArray[np.float32]]:
+    """The squares of `count` images, uint8 [N, size, size, 3], and their aspect ratios (width / height), float32 [N].
 
-    With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. All processes that
-    call this divide the images, and each decodes in as many threads as its share of the cores.
+    They are memory-mapped. All processes that call this divide the images unless this machine has decoded them before,
+    and each decodes in as many threads as its share of the cores.
+
+    Args:
+        key: see `check`.
+        read: returns the square of an image, its aspect ratio, and its target, which is not stored.
 
     Raises:
-        UserError: an image cannot be read, or the cache cannot be written.
+        UserError: an image cannot be read or decoded, or the cache cannot be written.
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
     size = square.size
-    folder = f"images-{key_digest(FORMAT, PIL.__version__, square, keep_pixels, key)}"
+    name_of_folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
 
     def create(file: Path) -> None:
         np.lib.format.open_memmap(file, "w+", np.uint8, (count, size, size, 3))
 
     def make(images: range) -> Iterator[Arrays]:
-        aspects, corrupt = np.ones(len(images), np.float32), []
+        aspects = np.ones(len(images), np.float32)
         to_end = (count - images.start) * size * size * 3
-        opened: AbstractContextManager[IO[bytes] | None] = nullcontext()
-        if keep_pixels:
-            opened = opened_before_end(blocks_folder(folder) / PIXELS, to_end)
-        with opened as pixels:
+        with opened_before_end(blocks_folder(name_of_folder) / PIXELS, to_end) as pixels:
             for place, i in enumerate(images):
-                try:
-                    image, aspects[place] = decode(stored(i), square)
-                except CorruptImage as problem:
-                    image = np.zeros((size, size, 3), np.uint8)
-                    corrupt.append((i, str(problem)))
-                if pixels:
-                    pixels.write(image.data)
-        yield {"aspects": aspects, "corrupt": as_lines(corrupt)}
+                image, aspects[place], _ = read(i)
+                pixels.write(image.data)
+        yield {"aspects": aspects}
 
-    return Division(
-        folder,
-        parts_of(count, SMALLEST_BLOCK),
-        make,
-        f"decoding {name}",
-        threads=cores_of_process(),
-        file=PIXELS if keep_pixels else "",
-        create=create if keep_pixels else None,
-    ).build()
-
-
-def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
-    """Return the memory-mapped pixels, uint8 [N, size, size, 3], and the aspect ratios (width / height), [N]."""
+    parts, threads = parts_of(count, SMALLEST_BLOCK), cores_of_process()
+    division = Division(name_of_folder, parts, make, f"decoding {name}", threads=threads, file=PIXELS, create=create)
+    folder = division.build()
     return np.load(folder / PIXELS, mmap_mode="r"), read_array(folder / "aspects.npy")
-
-
-def corrupt_images(folder: Path) -> list[tuple[int, str]]:
-    """Return (image number, error text) of each image that could not be decoded."""
-    return [(i, problem) for i, problem in from_lines(folder / "corrupt.npy")]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Damaged prepared data is rebuilt, with one message, after any kind of damage."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from runs import flip_a_bit, truncate
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file, shared_array
-from shared.images.cache import build, corrupt_images, read
+from shared.images.cache import build
 from shared.images.decoding import Square
 from shared.images.sources import class_folders
 
@@ -31,9 +32,9 @@ def images(folder):
         if not (folder / name).exists():
             (folder / name).mkdir(parents=True)
             Image.new("RGB", (9, 8), (9, 0, 0)).save(folder / name / "1.png")
-    source = class_folders(str(folder), "--train_dir")
-    built = build(source.key, len(source), source.stored, source.name, Square(8), keep_pixels=True)
-    return [array.tolist() for array in read(built)], corrupt_images(built)
+    source = replace(class_folders(str(folder), "--train_dir"), square=Square(8))
+    built = build(source.key, len(source), source.__getitem__, source.name, source.square)
+    return [array.tolist() for array in built]
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda file: file.write_bytes(b""), lambda f: f.unlink()])

@@ -7,23 +7,22 @@ files or the bytes of the table are the same.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from shared.cache.division import Division, blocks_folder, cores_of_process, parts_of
-from shared.cache.prepared import Arrays, key_digest, read_array
+from shared.cache.division import Division, cores_of_process, parts_of
+from shared.cache.prepared import Arrays, key_digest, read_array, shared_array
 from shared.images.decoding import Pixels, Square, inspect
+from shared.plan.draws import Ints
 
 CHECK_FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
 FORMAT = 6  # part of the cache's name: increase it when the files written for the same images change
-PIXELS = "pixels.npy"
 SMALLEST_CHECKED = 256  # images: a few hundredths of a second of one core
 SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
@@ -93,13 +92,27 @@ def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
     return state.hexdigest(), folder
 
 
+class Squares:
+    """Decoded images, uint8 [N, size, size, 3], in memory-mapped arrays of equal lengths; the last may be shorter."""
+
+    def __init__(self, parts: Sequence[Pixels]) -> None:
+        self.parts = parts
+
+    def __getitem__(self, images: int | Ints) -> Pixels:
+        """An image, [size, size, 3], or all with these numbers, [n, size, size, 3]."""
+        if isinstance(images, np.ndarray):
+            return np.stack([self[i] for i in images.tolist()])
+        part, place = divmod(images, len(self.parts[0]))
+        return self.parts[part][place]
+
+
 def build(
     key: str, count: int, read: Callable[[int], tuple[Pixels, float, Any]], name: str, square: Square
-) -> tuple[Pixels, NDArray[np.float32]]:
-    """The squares of `count` images, uint8 [N, size, size, 3], and their aspect ratios (width / height), float32 [N].
+) -> tuple[Squares, NDArray[np.float32]]:
+    """The squares of `count` images and their aspect ratios (width / height), float32 [N], both memory-mapped.
 
-    They are memory-mapped. All processes that call this divide the images unless this machine has decoded them before,
-    and each decodes in as many threads as its share of the cores.
+    All processes that call this divide the images unless this machine has decoded them before, and each decodes in as
+    many threads as its share of the cores.
 
     Args:
         key: see `check`.
@@ -109,39 +122,17 @@ def build(
         UserError: an image cannot be read or decoded, or the cache cannot be written.
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
-    size = square.size
-    name_of_folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
-
-    def create(file: Path) -> None:
-        np.lib.format.open_memmap(file, "w+", np.uint8, (count, size, size, 3))
 
     def make(images: range) -> Iterator[Arrays]:
-        aspects = np.ones(len(images), np.float32)
-        to_end = (count - images.start) * size * size * 3
-        with opened_before_end(blocks_folder(name_of_folder) / PIXELS, to_end) as pixels:
-            for place, i in enumerate(images):
-                image, aspects[place], _ = read(i)
-                pixels.write(image.data)
-        yield {"aspects": aspects}
+        for i in images:
+            pixels, aspect, _ = read(i)
+            yield {"pixels": pixels[None], "aspects": np.array([aspect], np.float32)}
 
+    folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
     parts, threads = parts_of(count, SMALLEST_BLOCK), cores_of_process()
-    division = Division(name_of_folder, parts, make, f"decoding {name}", threads=threads, file=PIXELS, create=create)
-    folder = division.build()
-    return np.load(folder / PIXELS, mmap_mode="r"), read_array(folder / "aspects.npy")
-
-
-@contextmanager
-def opened_before_end(path: Path, distance: int) -> Iterator[IO[bytes]]:
-    """Open a file for writing at `distance` bytes before its end; afterwards, what was written is on the disk.
-
-    Several machines may write to the same file at once, each its own bytes. The file is opened for writing only, since
-    a client of NFS that reads a page may later write the whole page, with outdated bytes of other machines.
-    """
-    with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
-        file.seek(-distance, os.SEEK_END)
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    blocks = Division(folder, parts, make, f"decoding {name}", threads=threads).blocks()
+    aspects = shared_array(lambda: (read_array(block / "aspects.npy") for block in blocks), np.float32)
+    return Squares([read_array(block / "pixels.npy") for block in blocks]), aspects
 
 
 def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:

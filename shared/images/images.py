@@ -52,7 +52,7 @@ class Images:
     column: str = ""  # of `table`, with the images
     checked: cache.Checked | None = None  # the check of `cells`
     square: Square | None = None  # what `decode` makes of an image
-    pixels: Pixels | None = None  # uint8 [N, side, side, 3], the squares, if they are decoded already
+    pixels: Pixels | cache.Squares | None = None  # uint8 [N, side, side, 3], the squares, if they are decoded already
     aspects: NDArray[np.float32] | None = None  # [N] of `pixels`
 
     def __len__(self) -> int:
@@ -219,8 +219,8 @@ def prepare(images: Images, config: Any, square: Square) -> Images:
         images.refuse(images.corrupt())
     if config.cache == "none":
         return images
-    pixels, aspects = cache.build(images.key, len(images), images.__getitem__, images.name, square)
-    return replace(images, pixels=pixels, aspects=aspects)
+    squares, aspects = cache.build(images.key, len(images), images.__getitem__, images.name, square)
+    return replace(images, pixels=squares, aspects=aspects)
 
 
 def without_corrupt(images: Images) -> Images:

@@ -5,9 +5,8 @@ files or the bytes of the table are the same.
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from shared.cache.prepared import Arrays, key_digest, read_array, shared_array
 from shared.images.decoding import Pixels, Square, inspect
 from shared.plan.draws import Ints
 
-CHECK_FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
+CHECK_FORMAT = 3  # part of the cache's name: increase it when the check finds other things in the same images
 FORMAT = 6  # part of the cache's name: increase it when the files written for the same images change
 SMALLEST_CHECKED = 256  # images: a few hundredths of a second of one core
 SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
@@ -36,8 +35,8 @@ class Checked:
 
     key: str  # identifies the encoded images on this machine
     prints: NDArray[np.uint64]  # [M] fingerprint of each image: see `decoding.inspect`
-    problems: Mapping[int, str]  # error text by the number of the corrupt image
-    deep: tuple[int, ...]  # numbers of the images with more than 8 bits per channel
+    corrupt: Ints  # numbers of the images that are corrupt
+    deep: Ints  # numbers of the others with more than 8 bits per channel
     folder: str = ""  # the deepest folder that contains all files; "" if the images are not in files
 
 
@@ -54,12 +53,11 @@ def check(key: str, count: int, stored: Stored, name: str, whole: bool = False) 
     """
 
     def make(images: range) -> Iterator[Arrays]:
-        prints, remarks = np.empty(len(images), np.uint64), []
-        for place, i in enumerate(images):
-            prints[place], mode, problem = inspect(stored(i), whole)
-            if problem or mode.startswith(DEEP):
-                remarks.append((i, problem))
-        yield {"prints": prints, "remarks": as_lines(remarks)}
+        found = [inspect(stored(i), whole) for i in images]
+        corrupt = [i for i, (_, _, problem) in zip(images, found, strict=True) if problem]
+        deep = [i for i, (_, mode, problem) in zip(images, found, strict=True) if not problem and mode.startswith(DEEP)]
+        prints = np.array([fingerprint for fingerprint, _, _ in found], np.uint64)
+        yield {"prints": prints, "corrupt": np.array(corrupt, np.int64), "deep": np.array(deep, np.int64)}
 
     folder = Division(
         f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, key, *['whole'] * whole)}",
@@ -70,10 +68,8 @@ def check(key: str, count: int, stored: Stored, name: str, whole: bool = False) 
         delay=2,
         by_task=False,  # all images are checked before one is decoded to pixels
     ).build()
-    remarks = from_lines(folder / "remarks.npy")
-    problems = {i: problem for i, problem in remarks if problem}
-    deep = tuple(i for i, problem in remarks if not problem)
-    return Checked(key, read_array(folder / "prints.npy"), problems, deep)
+    prints, corrupt, deep = (read_array(folder / f"{name}.npy") for name in ("prints", "corrupt", "deep"))
+    return Checked(key, prints, corrupt, deep)
 
 
 def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
@@ -133,13 +129,3 @@ def build(
     blocks = Division(folder, parts, make, f"decoding {name}", threads=threads).blocks()
     aspects = shared_array(lambda: (read_array(block / "aspects.npy") for block in blocks), np.float32)
     return Squares([read_array(block / "pixels.npy") for block in blocks]), aspects
-
-
-def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:
-    """Values as JSON in bytes, one in each line, so that the arrays of several blocks can be joined."""
-    return np.frombuffer("".join(json.dumps(value) + "\n" for value in values).encode(), np.uint8)
-
-
-def from_lines(path: Path) -> list[Any]:
-    """The values of a .npy file with the result of `as_lines`."""
-    return [json.loads(line) for line in np.load(path).tobytes().splitlines()]

@@ -20,7 +20,7 @@ from shared.cache.prepared import mapped_file, shared_array
 from shared.datasets.rows import ROW_COLUMN, named, where, with_content
 from shared.errors import UserError, listed, say
 from shared.images import cache
-from shared.images.decoding import CorruptImage, Pixels, Square, decode
+from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
 from shared.plan.draws import Ints
 
 BLOCK = 1 << 16  # images whose numbers are read at once
@@ -64,8 +64,8 @@ class Images:
         assert self.square is not None
         try:
             pixels, aspect = decode(self.stored(i), self.square)
-        except CorruptImage as problem:
-            self.refuse([(i, str(problem))])
+        except CorruptImage:
+            self.refuse([i])
         return pixels, aspect, self.targets[i]
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
@@ -130,24 +130,24 @@ class Images:
             key.update(self.rows[block].data)
         return key.hexdigest()
 
-    def corrupt(self) -> list[tuple[int, str]]:
-        """Return (image number, error text) of each image that `check` found corrupt."""
-        found = []
-        for row, problem in self.checked.problems.items() if self.checked else ():
-            place = int(np.searchsorted(self.rows, row))
-            if row in self.rows[place : place + 1]:
-                found.append((place, problem))
-        return found
+    def corrupt(self) -> list[int]:
+        """The numbers of the images that `check` found corrupt."""
+        rows = self.checked.corrupt if self.checked else ()
+        return np.flatnonzero(np.isin(self.rows, rows)).tolist()
 
-    def refuse(self, corrupt: Sequence[tuple[int, str]]) -> None:
+    def refuse(self, corrupt: Sequence[int]) -> None:
         """Raise a UserError that names the first few corrupt images, if there are any."""
         if corrupt:
-            (first, problem), *others = corrupt
-            more = f", and so are {listed([self.where(i) for i, _ in others], 3)}" if others else ""
+            first, *others = corrupt
+            more = f", and so are {listed([*map(self.where, others)], 3)}" if others else ""
             raise UserError(
-                f"{self.where(first)} is corrupt ({problem}){more}: replace it, or leave such images out with "
-                "--skip_corrupt_images"
+                f"{self.where(first)} is corrupt ({self.problem(first)}){more}: replace it, or leave such images out "
+                "with --skip_corrupt_images"
             )
+
+    def problem(self, i: int) -> str:
+        """Why the corrupt image number `i` cannot be decoded."""
+        return inspect(self.stored(i), whole=True)[2]
 
     def where(self, i: int) -> str:
         """The name of image number `i` in messages."""
@@ -229,14 +229,14 @@ def without_corrupt(images: Images) -> Images:
     Raises:
         UserError: a class has only corrupt images.
     """
-    corrupt = cache.check(images.key, len(images), images.stored, images.name, whole=True).problems
-    if not corrupt:
+    corrupt = cache.check(images.key, len(images), images.stored, images.name, whole=True).corrupt
+    if not len(corrupt):
         return images
     say(f"{images.name}: {len(corrupt):,} of {len(images):,} images are corrupt and left out:")
-    for i, problem in corrupt.items():
-        say(f"  {images.where(i)} ({problem})")
+    for i in corrupt.tolist():
+        say(f"  {images.where(i)} ({images.problem(i)})")
     good = np.ones(len(images), np.bool_)
-    good[[*corrupt]] = False
+    good[corrupt] = False
     kept = (block.start + np.flatnonzero(good[block]) for block in blocks(len(images)))
     chosen = images.take(np.concatenate([*kept]))
     if not len(chosen) or ((images.sizes() > 0) & (chosen.sizes() == 0)).any():

@@ -146,7 +146,7 @@ def checked(source: Images) -> Images:
         key, folder = key_digest(content or [key_digest(cell.as_py()) for cell in source.cells], source.column), ""
     found = check(key, len(source), source.stored, source.name)
     source = replace(source, checked=replace(found, folder=folder))
-    if deep := found.deep:
+    if len(deep := found.deep):
         say(
             f"{source.name}: {count_of(len(deep), 'image')} with more than 8 bits per pixel and channel, such as "
             f"{source.where(deep[0])}: read as in transformers' pipelines, which clip values at 255; convert to 8 bits "

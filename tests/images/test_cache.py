@@ -76,7 +76,8 @@ def test_the_files_are_those_of_a_plain_loop_and_are_rebuilt_only_if_an_image_ch
             pixels[place], aspects[place] = decode(names[i], Square(size))
         assert np.array_equal(np.concatenate(images.pixels.parts), pixels)
         assert np.array_equal(images.aspects, aspects)
-        assert [*image_cache.check(source.key, 20, source.stored, source.name, whole=True).problems] == [5, 15]
+        found = image_cache.check(source.key, 20, source.stored, source.name, whole=True)
+        assert found.corrupt.tolist() == [5, 15]
         assert np.array_equal(images[17][0], pixels[17])
 
     check(8)

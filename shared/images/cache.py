@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from shared.cache.division import Division, cores_of_process, parts_of
@@ -127,5 +128,15 @@ def build(
     folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
     parts, threads = parts_of(count, SMALLEST_BLOCK), cores_of_process()
     blocks = Division(folder, parts, make, f"decoding {name}", threads=threads).blocks()
-    aspects = shared_array(lambda: (read_array(block / "aspects.npy") for block in blocks), np.float32)
-    return Squares([read_array(block / "pixels.npy") for block in blocks]), aspects
+    aspects = shared_array(lambda: (np.load(block / "aspects.npy") for block in blocks), np.float32)
+    return Squares([mapped(block / "pixels.npy").reshape(-1, *[square.size] * 2, 3) for block in blocks]), aspects
+
+
+def mapped(path: Path) -> NDArray[np.uint8]:
+    """The bytes of a .npy file, memory-mapped. Unlike a memory map of NumPy, this one keeps no file open."""
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        start = file.tell()
+    with pa.memory_map(str(path)) as whole:
+        return np.frombuffer(whole.read_buffer(), np.uint8)[start:]

@@ -76,6 +76,8 @@ def test_the_files_are_those_of_a_plain_loop_and_are_rebuilt_only_if_an_image_ch
             pixels[place], aspects[place] = decode(names[i], Square(size))
         assert np.array_equal(np.concatenate(images.pixels.parts), pixels)
         assert np.array_equal(images.aspects, aspects)
+        open_files = {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
+        assert not any("images-" in file for file in open_files)  # a data set has up to 2048 such files
         found = image_cache.check(source.key, 20, source.stored, source.name, whole=True)
         assert found.corrupt.tolist() == [5, 15]
         assert np.array_equal(images[17][0], pixels[17])

@@ -61,7 +61,7 @@ def check(key: str, count: int, stored: Stored, name: str, whole: bool = False) 
         yield {"prints": prints, "corrupt": np.array(corrupt, np.int64), "deep": np.array(deep, np.int64)}
 
     folder = Division(
-        f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, key, *['whole'] * whole)}",
+        f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, whole, key)}",
         parts_of(count, SMALLEST_CHECKED),
         make,
         f"checking {name}",
@@ -126,10 +126,10 @@ def build(
             yield {"pixels": pixels[None], "aspects": np.array([aspect], np.float32)}
 
     folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
-    parts, threads = parts_of(count, SMALLEST_BLOCK), cores_of_process()
+    parts, threads, side = parts_of(count, SMALLEST_BLOCK), cores_of_process(), square.size
     blocks = Division(folder, parts, make, f"decoding {name}", threads=threads).blocks()
     aspects = shared_array(lambda: (np.load(block / "aspects.npy") for block in blocks), np.float32)
-    return Squares([mapped(block / "pixels.npy").reshape(-1, *[square.size] * 2, 3) for block in blocks]), aspects
+    return Squares([mapped(block / "pixels.npy").reshape(-1, side, side, 3) for block in blocks]), aspects
 
 
 def mapped(path: Path) -> NDArray[np.uint8]:

@@ -6,10 +6,11 @@ files or the bytes of the table are the same.
 
 import hashlib
 import os
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import PIL
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 
 from shared.cache.division import Division, cores_of_process, parts_of
 from shared.cache.prepared import Arrays, key_digest, read_array, shared_array
-from shared.images.decoding import Pixels, Square, inspect
+from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
 from shared.plan.draws import Ints
 
 CHECK_FORMAT = 3  # part of the cache's name: increase it when the check finds other things in the same images
-FORMAT = 6  # part of the cache's name: increase it when the files written for the same images change
+FORMAT = 7  # part of the cache's name: increase it when the files written for the same images change
 SMALLEST_CHECKED = 256  # images: a few hundredths of a second of one core
 SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
@@ -90,53 +91,59 @@ def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
 
 
 class Squares:
-    """Decoded images, uint8 [N, size, size, 3], in memory-mapped arrays of equal lengths; the last may be shorter."""
+    """Decoded images, uint8 [N, size, size, 3], in memory-mapped arrays, some of which may be empty."""
 
     def __init__(self, parts: Sequence[Pixels]) -> None:
         self.parts = parts
+        self.starts = [*accumulate(map(len, parts), initial=0)]
 
     def __getitem__(self, images: int | Ints) -> Pixels:
         """An image, [size, size, 3], or all with these numbers, [n, size, size, 3]."""
         if isinstance(images, np.ndarray):
             return np.stack([self[i] for i in images.tolist()])
-        part, place = divmod(images, len(self.parts[0]))
-        return self.parts[part][place]
+        part = bisect(self.starts, images) - 1
+        return self.parts[part][images - self.starts[part]]
 
 
-def build(
-    key: str, count: int, read: Callable[[int], tuple[Pixels, float, Any]], name: str, square: Square
-) -> tuple[Squares, NDArray[np.float32]]:
-    """The squares of `count` images and their aspect ratios (width / height), float32 [N], both memory-mapped.
+def build(key: str, count: int, stored: Stored, name: str, square: Square) -> tuple[Squares, NDArray[np.float32], Ints]:
+    """Decode `count` images to squares, unless this machine has done so before with the same `key`: see `check`.
 
-    All processes that call this divide the images unless this machine has decoded them before, and each decodes in as
-    many threads as its share of the cores.
+    All processes that call this divide the images, and each decodes in as many threads as its share of the cores.
 
-    Args:
-        key: see `check`.
-        read: returns the square of an image, its aspect ratio, and its target, which is not stored.
+    Returns:
+        The squares of the images that are not corrupt, and their aspect ratios (width / height), float32, both
+        memory-mapped; the numbers of the corrupt images.
 
     Raises:
-        UserError: an image cannot be read or decoded, or the cache cannot be written.
+        UserError: an image cannot be read, or the cache cannot be written.
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
 
     def make(images: range) -> Iterator[Arrays]:
+        corrupt = []
         for i in images:
-            pixels, aspect, _ = read(i)
-            yield {"pixels": pixels[None], "aspects": np.array([aspect], np.float32)}
+            try:
+                pixels, aspect = decode(stored(i), square)
+                yield {"pixels": pixels[None], "aspects": np.array([aspect], np.float32)}
+            except CorruptImage:
+                corrupt.append(i)
+        # Without this, a block of corrupt images would lack two files.
+        yield {"pixels": np.empty((0, square.size, square.size, 3), np.uint8), "aspects": np.empty(0, np.float32)}
+        yield {"corrupt": np.array(corrupt, np.int64)}
 
     folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
-    parts, threads, side = parts_of(count, SMALLEST_BLOCK), cores_of_process(), square.size
+    parts, threads = parts_of(count, SMALLEST_BLOCK), cores_of_process()
     blocks = Division(folder, parts, make, f"decoding {name}", threads=threads).blocks()
     aspects = shared_array(lambda: (np.load(block / "aspects.npy") for block in blocks), np.float32)
-    return Squares([mapped(block / "pixels.npy").reshape(-1, side, side, 3) for block in blocks]), aspects
+    corrupt = shared_array(lambda: (np.load(block / "corrupt.npy") for block in blocks), np.int64)
+    return Squares([mapped(block / "pixels.npy") for block in blocks]), aspects, corrupt
 
 
-def mapped(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a .npy file, memory-mapped. Unlike a memory map of NumPy, this one keeps no file open."""
+def mapped(path: Path) -> Pixels:
+    """The uint8 array of a .npy file, memory-mapped. Unlike a memory map of NumPy, this one keeps no file open."""
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
-        np.lib.format.read_array_header_1_0(file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(file)
         start = file.tell()
     with pa.memory_map(str(path)) as whole:
-        return np.frombuffer(whole.read_buffer(), np.uint8)[start:]
+        return np.frombuffer(whole.read_buffer(), np.uint8)[start:].reshape(shape)

@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Images:
         try:
             pixels, aspect = decode(self.stored(i), self.square)
         except CorruptImage:
-            self.refuse([i])
+            self.refuse(np.array([i]))
         return pixels, aspect, self.targets[i]
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
@@ -130,15 +130,10 @@ class Images:
             key.update(self.rows[block].data)
         return key.hexdigest()
 
-    def corrupt(self) -> list[int]:
-        """The numbers of the images that `check` found corrupt."""
-        rows = self.checked.corrupt if self.checked else ()
-        return np.flatnonzero(np.isin(self.rows, rows)).tolist()
-
-    def refuse(self, corrupt: Sequence[int]) -> None:
+    def refuse(self, corrupt: Ints) -> None:
         """Raise a UserError that names the first few corrupt images, if there are any."""
-        if corrupt:
-            first, *others = corrupt
+        if len(corrupt):
+            first, *others = corrupt.tolist()
             more = f", and so are {listed([*map(self.where, others)], 3)}" if others else ""
             raise UserError(
                 f"{self.where(first)} is corrupt ({self.problem(first)}){more}: replace it, or leave such images out "
@@ -213,32 +208,31 @@ def prepare(images: Images, config: Any, square: Square) -> Images:
         if square.exact:
             pixels = np.stack([square.of(Image.fromarray(each)) for each in pixels])
         return replace(images, pixels=pixels, aspects=np.ones(len(pixels), np.float32))
-    if config.skip_corrupt_images:
-        images = without_corrupt(images)
-    else:
-        images.refuse(images.corrupt())
+    assert images.checked is not None
+    skip = config.skip_corrupt_images
+    if not skip:
+        images.refuse(np.flatnonzero(np.isin(images.rows, images.checked.corrupt)))
+    encoded = images.key, len(images), images.stored, images.name
     if config.cache == "none":
-        return images
-    squares, aspects = cache.build(images.key, len(images), images.__getitem__, images.name, square)
-    return replace(images, pixels=squares, aspects=aspects)
+        return without_corrupt(images, cache.check(*encoded, whole=True).corrupt) if skip else images
+    squares, aspects, corrupt = cache.build(*encoded, square)
+    if not skip:
+        images.refuse(corrupt)
+    return replace(without_corrupt(images, corrupt), pixels=squares, aspects=aspects)
 
 
-def without_corrupt(images: Images) -> Images:
-    """Only the images that can be decoded; the others are listed. Each is decoded, once per machine.
+def without_corrupt(images: Images, corrupt: Ints) -> Images:
+    """Only the images that can be decoded; the others, with the numbers `corrupt`, are listed.
 
     Raises:
         UserError: a class has only corrupt images.
     """
-    corrupt = cache.check(images.key, len(images), images.stored, images.name, whole=True).corrupt
     if not len(corrupt):
         return images
     say(f"{images.name}: {len(corrupt):,} of {len(images):,} images are corrupt and left out:")
     for i in corrupt.tolist():
         say(f"  {images.where(i)} ({images.problem(i)})")
-    good = np.ones(len(images), np.bool_)
-    good[corrupt] = False
-    kept = (block.start + np.flatnonzero(good[block]) for block in blocks(len(images)))
-    chosen = images.take(np.concatenate([*kept]))
+    chosen = images.take(np.delete(np.arange(len(images)), corrupt))
     if not len(chosen) or ((images.sizes() > 0) & (chosen.sizes() == 0)).any():
         raise UserError(f"{images.name}: a class has only corrupt images: add others, or remove the class")
     return chosen

@@ -238,8 +238,7 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
         )
     refuse_missing(table, image_column, content.is_null(), what="image")
     given = {"cells": content, "folder": folder if is_path else None, "table": table, "column": image_column}
-    targets, rows = labels.encode(table), numbers(len(table))
-    return checked(Images(source_of(table), labels.names, targets, rows, **given))
+    return checked(Images(source_of(table), labels.names, labels.encode(table), numbers(len(table)), **given))
 
 
 def stored_names(names: Iterable[str]) -> pa.ChunkedArray:

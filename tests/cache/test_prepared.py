@@ -1,7 +1,6 @@
 """Damaged prepared data is rebuilt, with one message, after any kind of damage."""
 
 import contextlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,9 +31,9 @@ def images(folder):
         if not (folder / name).exists():
             (folder / name).mkdir(parents=True)
             Image.new("RGB", (9, 8), (9, 0, 0)).save(folder / name / "1.png")
-    source = replace(class_folders(str(folder), "--train_dir"), square=Square(8))
-    built = build(source.key, len(source), source.__getitem__, source.name, source.square)
-    return [array[np.arange(2)].tolist() for array in built]
+    source = class_folders(str(folder), "--train_dir")
+    squares, aspects, corrupt = build(source.key, len(source), source.stored, source.name, Square(8))
+    return squares[np.arange(2)].tolist(), aspects.tolist(), corrupt.tolist()
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda file: file.write_bytes(b""), lambda f: f.unlink()])

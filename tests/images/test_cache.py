@@ -11,7 +11,7 @@ from small_images import EIGHT, config, encoded, folders, quarters
 
 from shared.errors import UserError
 from shared.images import cache as image_cache
-from shared.images import images as image_data
+from shared.images import decoding
 from shared.images.decoding import Square, decode, inspect
 from shared.images.images import prepare
 from shared.images.sources import class_folders, load_images
@@ -62,30 +62,37 @@ def test_images_of_more_than_eight_bits_are_named(tmp_path, capsys):
 
 
 def test_the_files_are_those_of_a_plain_loop_and_are_rebuilt_only_if_an_image_changes(tmp_path, monkeypatch):
-    root = folders(tmp_path / "train", corrupt=[5])
+    root = folders(tmp_path / "train")
     names = [root / kind / f"{i}.png" for kind in ("cat", "dog") for i in range(10)]
+    corrupt = [5, 15, 16, 17]  # in the middle, so that only decoding finds them
+    for i in corrupt:
+        names[i].write_bytes(names[i].read_bytes().replace(b"IDAT", b"IDAT?"))
     monkeypatch.setattr(image_cache, "SMALLEST_BLOCK", 3)
-    decoded = []
-    monkeypatch.setattr(image_data, "decode", lambda *args: decoded.append(args) or decode(*args))
+    decoded = []  # without the corrupt ones, which each message reads again
+    for module in (image_cache, decoding):
+        monkeypatch.setattr(module, "decode", lambda *args: decoded.append(decode(*args)) or decoded[-1])
 
     def check(size, **changed):
         source = class_folders(str(root), "--train_dir")
         images = prepare(source, config(cache="uint8", skip_corrupt_images=True, **changed), Square(size))
-        pixels, aspects = np.zeros((18, size, size, 3), np.uint8), np.ones(18, np.float32)
-        for place, i in enumerate(sorted({*range(20)} - {5, 15})):
+        pixels, aspects = np.zeros((16, size, size, 3), np.uint8), np.ones(16, np.float32)
+        for place, i in enumerate(sorted({*range(20)} - {*corrupt})):
             pixels[place], aspects[place] = decode(names[i], Square(size))
-        assert np.array_equal(np.concatenate(images.pixels.parts), pixels)
+        assert np.array_equal(images.pixels[np.arange(16)], pixels)
         assert np.array_equal(images.aspects, aspects)
         open_files = {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
         assert not any("images-" in file for file in open_files)  # a data set has up to 2048 such files
-        found = image_cache.check(source.key, 20, source.stored, source.name, whole=True)
-        assert found.corrupt.tolist() == [5, 15]
-        assert np.array_equal(images[17][0], pixels[17])
+        assert np.array_equal(images[15][0], pixels[15])
 
+    with pytest.raises(UserError, match=r"cat/5\.png is corrupt \(.+\), and so are .*5\.png, .*6\.png.*7\.png.*--skip"):
+        prepare(class_folders(str(root), "--train_dir"), config(cache="uint8"), Square(8))
+    check(8)  # with the images that were decoded before
     check(8)
-    check(8)
-    assert len(decoded) == 18
+    assert len(decoded) == 16
     names[0].write_bytes(encoded(Image.new("RGB", (20, 16), (1, 2, 3))))
     check(8)
     check(4)
-    assert len(decoded) == 54
+    assert len(decoded) == 48
+    source = class_folders(str(root), "--train_dir")
+    found = image_cache.check(source.key, 20, source.stored, source.name, whole=True)
+    assert found.corrupt.tolist() == corrupt

@@ -24,8 +24,8 @@ from shared.augmentation.stochastic_depth import StochasticDepth
 from shared.config.fields import Meaning
 from shared.config.options import Rule, ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
-from shared.images.images import collate, load_images
-from shared.images.sources import Images
+from shared.images.images import Images, collate
+from shared.images.sources import load_images
 from shared.losses.losses import shape_of_run
 from shared.metrics.task_metrics import resolve_metrics
 from shared.models.optimizers import make_optimizer

@@ -31,7 +31,7 @@ from pathlib import Path
 from shared.cache.prepared import Unfinished, cache_dir, only_task
 from shared.config import options
 from shared.errors import UserError, count_of, say
-from shared.images.sources import Images
+from shared.images.images import Images
 from shared.processes import ending
 from shared.run.recipes import load_recipe, run_work
 from shared.text.prepared_folder import write_prepared

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shared.augmentation.augmentation import Augmentation, mixed_cross_entropy, per_channel
-from shared.augmentation.resampling import crop_and_resize
+from shared.augmentation.operations import crop_and_resize
 from shared.images import image_models
 
 

@@ -222,8 +222,7 @@ def random_images(config: Any) -> tuple[Any, Any, Any]:
     """Decoded images of random bytes in a thousand classes: what `load_data` of the image recipe returns."""
     from shared.augmentation.augmentation import Augmentation
     from shared.images.image_models import load_geometry
-    from shared.images.images import prepare
-    from shared.images.sources import Images
+    from shared.images.images import Images, prepare
 
     rng, count, side = np.random.default_rng(0), config.global_batch_size + 8, config.decode_size
     pixels = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)

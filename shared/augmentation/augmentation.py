@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.augmentation import color, random_operations
-from shared.augmentation.color import to
-from shared.augmentation.resampling import crop_and_resize
+from shared.augmentation.operations import LEVELS, USUAL, WIDE, change_at_random, crop_and_resize, enhance, hue, to
 from shared.config.fields import Limits, Share
 from shared.images.decoding import Geometry
 from shared.options.image_options import ImageOptions
@@ -59,7 +57,7 @@ class AugmentationOptions(ImageOptions):
     """TrivialAugment: one random operation of random strength on each training image."""
     rand_augment: Annotated[int, Limits(least=1, most=MOST_OPERATIONS)] | None = None
     """RandAugment: number of random operations on each training image, such as 2. None: none."""
-    ra_magnitude: Annotated[int, Limits(least=1, most=random_operations.LEVELS - 1)] | None = None
+    ra_magnitude: Annotated[int, Limits(least=1, most=LEVELS - 1)] | None = None
     """Strength of --rand_augment, at most 30. None: 9."""
     random_erasing: Share = 0.0
     """Share of the training images in which a random box is set to the mean color."""
@@ -138,15 +136,15 @@ class Augmentation:
         images = self.cut(batch["images"], boxes)
         if config.trivial_augment:
             operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
-            images = random_operations.trivial(images, operation, magnitude, sign)
+            images = change_at_random(images, operation, np.floor(magnitude * LEVELS), sign, WIDE)
         for i in range(config.rand_augment or 0):
             operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
-            images = random_operations.rand(images, operation, config.ra_magnitude or 9, sign)
+            images = change_at_random(images, operation, config.ra_magnitude or 9, sign, USUAL)
         for name in ("brightness", "contrast", "saturation") if config.color_jitter else ():
             factors = draw(name, max(0.0, 1 - config.color_jitter), 1 + config.color_jitter)[:, None, None, None]
-            images = getattr(color, name)(images, factors)
+            images = enhance(images, name, factors)
         if config.hue:
-            images = color.hue(images, draw("hue", -config.hue, config.hue)[:, None, None, None])
+            images = hue(images, draw("hue", -config.hue, config.hue)[:, None, None, None])
         images = self.normalize(images)
         if config.random_erasing:
             images = images.masked_fill(erased(draw, images.shape[-1], config.random_erasing)[:, None], 0.0)

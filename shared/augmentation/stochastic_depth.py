@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.augmentation.augmentation import uniform
-from shared.augmentation.color import to
+from shared.augmentation.operations import to
 from shared.errors import UserError
 from shared.images.image_models import residual_blocks
 from shared.plan.batches import MicroBatch

@@ -4,9 +4,10 @@ A folder NAME with an array in each NAME/*.npy is made in two steps:
 
 1. Each block gets a folder inside NAME.blocks, which is complete or absent. Processes of any launches and machines with
    the same cache folder divide the blocks by file locks alone. After a kill, only the missing blocks are written.
-2. Once all blocks are complete, one process joins their arrays into NAME. Then the blocks are removed.
+2. Once all blocks are complete, one process joins their arrays into NAME. Then the blocks are removed. Arrays that are
+   too large to be written twice stay in the blocks.
 
-The blocks and their order depend on the data alone, so the files of NAME are the same for any number of processes.
+The blocks and their order depend on the data alone, so the files are the same for any number of processes.
 """
 
 import os
@@ -29,7 +30,6 @@ from shared.cache.prepared import (
     build_once,
     cache_dir,
     is_complete,
-    locked,
     place_to_begin,
     read_array,
     share_of_task,
@@ -57,8 +57,6 @@ class Division:
     title: str  # of the progress bar: "tokenizing --train_file a.csv"
     places: Mapping[str, str] = field(default_factory=dict)  # see `arrays_writer`
     first: Arrays = field(default_factory=dict)  # come before those of the blocks, and exist also without any block
-    file: str = ""  # in the folder of the blocks: a file of full size that they share and that is moved into `name`
-    create: Callable[[Path], object] | None = None  # creates this file
     threads: int = 1  # of this process
     delay: float = 0  # seconds until the progress bar is shown
     by_task: bool = True  # whether the tasks of a job array (`only_task`) divide the parts and end with their share
@@ -71,7 +69,7 @@ class Division:
     @property
     def shared(self) -> Path:
         """The folder of the blocks."""
-        return blocks_folder(self.name)
+        return cache_dir() / f"{self.name}.blocks"
 
     def build(self) -> Path:
         """Make the folder unless it is complete, together with all processes that do the same; return it.
@@ -80,16 +78,9 @@ class Division:
             UserError: an item cannot be read, or the cache cannot be written.
             Unfinished: the parts of this task are complete, and some of the other tasks are not.
         """
-        mine = share_of_task(self.parts) if self.by_task else [*self.parts]
         while not is_complete(self.folder):
             try:
-                self._create_file()
-                self._write(mine)
-                left = self._missing(self.parts) if len(mine) < len(self.parts) else []
-                if left and not is_complete(self.folder):  # else they are missing because another process joined them
-                    raise Unfinished(
-                        f"{self.title}: {len(left):,} of {len(self.parts):,} parts are left to other tasks"
-                    )
+                self.blocks()
                 build_once(self.name, self._join)
             except UserError:  # perhaps because another process has joined the blocks and removed them
                 if not is_complete(self.folder):
@@ -97,17 +88,14 @@ class Division:
         shutil.rmtree(self.shared, ignore_errors=True)
         return self.folder
 
-    def _create_file(self) -> None:
-        """Create the file that the blocks share, unless it exists. Without it, the blocks are worthless."""
-        if self.create is None:
-            return
-        with locked(self.folder):  # as for the join: the blocks are removed only when `name` is complete
-            if not is_complete(self.folder) and not (self.shared / self.file).exists():
-                shutil.rmtree(self.shared, ignore_errors=True)
-                self.shared.mkdir()
-                half = self.shared / "half"
-                self.create(half)
-                half.rename(self.shared / self.file)
+    def blocks(self) -> list[Path]:
+        """The folders of the blocks of all parts, made as by `build`. Without `build`, they stay."""
+        mine = share_of_task(self.parts) if self.by_task else [*self.parts]
+        self._write(mine)
+        left = self._missing(self.parts) if len(mine) < len(self.parts) else []
+        if left and not is_complete(self.folder):  # else they are missing because another process joined them
+            raise Unfinished(f"{self.title}: {len(left):,} of {len(self.parts):,} parts are left to other tasks")
+        return [cache_dir() / self._block(part) for part in self.parts]
 
     def _write(self, mine: list[range]) -> None:
         """Write those parts of this task that are missing, together with other processes."""
@@ -161,23 +149,8 @@ class Division:
                 if not is_complete(block):
                     raise UserError(f"{block} is damaged: start again, which writes it again")
                 append({path.stem: read_array(path) for path in sorted(block.glob("*.npy"))})
-        if self.file:
-            move_or_link(self.shared / self.file, folder)
-
-
-def blocks_folder(name: str) -> Path:
-    """The folder of the blocks of the division `name`."""
-    return cache_dir() / f"{name}.blocks"
 
 
 def cores_of_process() -> int:
     """This process's equal share of the cores of its machine, at least one."""
     return max(1, len(os.sched_getaffinity(0)) // ending.local_processes())
-
-
-def move_or_link(path: Path, folder: Path) -> None:
-    """Put the file `path` into `folder`. It keeps its old name as well where the file system has hard links."""
-    try:
-        os.link(path, folder / path.name)
-    except OSError:
-        path.rename(folder / path.name)

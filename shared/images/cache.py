@@ -5,25 +5,25 @@ files or the bytes of the table are the same.
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import PIL
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from shared.cache.division import Division, blocks_folder, cores_of_process, parts_of
-from shared.cache.prepared import Arrays, key_digest, read_array
+from shared.cache.division import Division, cores_of_process, parts_of
+from shared.cache.prepared import Arrays, key_digest, read_array, shared_array
 from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
+from shared.plan.draws import Ints
 
-CHECK_FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
-FORMAT = 5  # part of the cache's name: increase it when the files written for the same images change
-PIXELS = "pixels.npy"
+CHECK_FORMAT = 3  # part of the cache's name: increase it when the check finds other things in the same images
+FORMAT = 7  # part of the cache's name: increase it when the files written for the same images change
 SMALLEST_CHECKED = 256  # images: a few hundredths of a second of one core
 SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
@@ -37,43 +37,41 @@ class Checked:
 
     key: str  # identifies the encoded images on this machine
     prints: NDArray[np.uint64]  # [M] fingerprint of each image: see `decoding.inspect`
-    problems: Mapping[int, str]  # error text by the number of the corrupt image
-    deep: tuple[int, ...]  # numbers of the images with more than 8 bits per channel
+    corrupt: Ints  # numbers of the images that are corrupt
+    deep: Ints  # numbers of the others with more than 8 bits per channel
     folder: str = ""  # the deepest folder that contains all files; "" if the images are not in files
 
 
-def check(key: str, count: int, stored: Stored, name: str) -> Checked:
+def check(key: str, count: int, stored: Stored, name: str, whole: bool = False) -> Checked:
     """Read the headers of `count` images, or the stored result if this machine has checked the same `key` before.
 
     Args:
         key: changes when one of the images does, such as `key_of_files`.
         name: name of the source, for the progress bar.
+        whole: decode the images, too, which finds all that are corrupt.
 
     Raises:
         UserError: a file cannot be read.
     """
 
     def make(images: range) -> Iterator[Arrays]:
-        prints, remarks = np.empty(len(images), np.uint64), []
-        for place, i in enumerate(images):
-            prints[place], mode, problem = inspect(stored(i))
-            if problem or mode.startswith(DEEP):
-                remarks.append((i, problem))
-        yield {"prints": prints, "remarks": as_lines(remarks)}
+        found = [inspect(stored(i), whole) for i in images]
+        corrupt = [i for i, (_, _, problem) in zip(images, found, strict=True) if problem]
+        deep = [i for i, (_, mode, problem) in zip(images, found, strict=True) if not problem and mode.startswith(DEEP)]
+        prints = np.array([fingerprint for fingerprint, _, _ in found], np.uint64)
+        yield {"prints": prints, "corrupt": np.array(corrupt, np.int64), "deep": np.array(deep, np.int64)}
 
     folder = Division(
-        f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, key)}",
+        f"checked-{key_digest(CHECK_FORMAT, PIL.__version__, whole, key)}",
         parts_of(count, SMALLEST_CHECKED),
         make,
         f"checking {name}",
         threads=2 * cores_of_process(),  # they wait for the disk
         delay=2,
-        by_task=False,  # all images are checked before one is decoded
+        by_task=False,  # all images are checked before one is decoded to pixels
     ).build()
-    remarks = from_lines(folder / "remarks.npy")
-    problems = {i: problem for i, problem in remarks if problem}
-    deep = tuple(i for i, problem in remarks if not problem)
-    return Checked(key, read_array(folder / "prints.npy"), problems, deep)
+    prints, corrupt, deep = (read_array(folder / f"{name}.npy") for name in ("prints", "corrupt", "deep"))
+    return Checked(key, prints, corrupt, deep)
 
 
 def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
@@ -92,79 +90,60 @@ def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
     return state.hexdigest(), folder
 
 
-def build(key: str, count: int, stored: Stored, name: str, square: Square, keep_pixels: bool) -> Path:
-    """Decode `count` images to squares, unless this machine has done so before; return the folder.
+class Squares:
+    """Decoded images, uint8 [N, size, size, 3], in memory-mapped arrays, some of which may be empty."""
 
-    With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. All processes that
-    call this divide the images, and each decodes in as many threads as its share of the cores.
+    def __init__(self, parts: Sequence[Pixels]) -> None:
+        self.parts = parts
+        self.starts = [*accumulate(map(len, parts), initial=0)]
+
+    def __getitem__(self, images: int | Ints) -> Pixels:
+        """An image, [size, size, 3], or all with these numbers, [n, size, size, 3]."""
+        if isinstance(images, np.ndarray):
+            return np.stack([self[i] for i in images.tolist()])
+        part = bisect(self.starts, images) - 1
+        return self.parts[part][images - self.starts[part]]
+
+
+def build(key: str, count: int, stored: Stored, name: str, square: Square) -> tuple[Squares, NDArray[np.float32], Ints]:
+    """Decode `count` images to squares, unless this machine has done so before with the same `key`: see `check`.
+
+    All processes that call this divide the images, and each decodes in as many threads as its share of the cores.
+
+    Returns:
+        The squares of the images that are not corrupt, and their aspect ratios (width / height), float32, both
+        memory-mapped; the numbers of the corrupt images.
 
     Raises:
         UserError: an image cannot be read, or the cache cannot be written.
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
-    size = square.size
-    folder = f"images-{key_digest(FORMAT, PIL.__version__, square, keep_pixels, key)}"
-
-    def create(file: Path) -> None:
-        np.lib.format.open_memmap(file, "w+", np.uint8, (count, size, size, 3))
 
     def make(images: range) -> Iterator[Arrays]:
-        aspects, corrupt = np.ones(len(images), np.float32), []
-        to_end = (count - images.start) * size * size * 3
-        opened: AbstractContextManager[IO[bytes] | None] = nullcontext()
-        if keep_pixels:
-            opened = opened_before_end(blocks_folder(folder) / PIXELS, to_end)
-        with opened as pixels:
-            for place, i in enumerate(images):
-                try:
-                    image, aspects[place] = decode(stored(i), square)
-                except CorruptImage as problem:
-                    image = np.zeros((size, size, 3), np.uint8)
-                    corrupt.append((i, str(problem)))
-                if pixels:
-                    pixels.write(image.data)
-        yield {"aspects": aspects, "corrupt": as_lines(corrupt)}
+        corrupt = []
+        for i in images:
+            try:
+                pixels, aspect = decode(stored(i), square)
+                yield {"pixels": pixels[None], "aspects": np.array([aspect], np.float32)}
+            except CorruptImage:
+                corrupt.append(i)
+        # Without this, a block of corrupt images would lack two files.
+        yield {"pixels": np.empty((0, square.size, square.size, 3), np.uint8), "aspects": np.empty(0, np.float32)}
+        yield {"corrupt": np.array(corrupt, np.int64)}
 
-    return Division(
-        folder,
-        parts_of(count, SMALLEST_BLOCK),
-        make,
-        f"decoding {name}",
-        threads=cores_of_process(),
-        file=PIXELS if keep_pixels else "",
-        create=create if keep_pixels else None,
-    ).build()
+    folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
+    parts, threads = parts_of(count, SMALLEST_BLOCK), cores_of_process()
+    blocks = Division(folder, parts, make, f"decoding {name}", threads=threads).blocks()
+    aspects = shared_array(lambda: (np.load(block / "aspects.npy") for block in blocks), np.float32)
+    corrupt = shared_array(lambda: (np.load(block / "corrupt.npy") for block in blocks), np.int64)
+    return Squares([mapped(block / "pixels.npy") for block in blocks]), aspects, corrupt
 
 
-def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
-    """Return the memory-mapped pixels, uint8 [N, size, size, 3], and the aspect ratios (width / height), [N]."""
-    return np.load(folder / PIXELS, mmap_mode="r"), read_array(folder / "aspects.npy")
-
-
-def corrupt_images(folder: Path) -> list[tuple[int, str]]:
-    """Return (image number, error text) of each image that could not be decoded."""
-    return [(i, problem) for i, problem in from_lines(folder / "corrupt.npy")]
-
-
-@contextmanager
-def opened_before_end(path: Path, distance: int) -> Iterator[IO[bytes]]:
-    """Open a file for writing at `distance` bytes before its end; afterwards, what was written is on the disk.
-
-    Several machines may write to the same file at once, each its own bytes. The file is opened for writing only, since
-    a client of NFS that reads a page may later write the whole page, with outdated bytes of other machines.
-    """
-    with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
-        file.seek(-distance, os.SEEK_END)
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:
-    """Values as JSON in bytes, one in each line, so that the arrays of several blocks can be joined."""
-    return np.frombuffer("".join(json.dumps(value) + "\n" for value in values).encode(), np.uint8)
-
-
-def from_lines(path: Path) -> list[Any]:
-    """The values of a .npy file with the result of `as_lines`."""
-    return [json.loads(line) for line in np.load(path).tobytes().splitlines()]
+def mapped(path: Path) -> Pixels:
+    """The uint8 array of a .npy file, memory-mapped. Unlike a memory map of NumPy, this one keeps no file open."""
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(file)
+        start = file.tell()
+    with pa.memory_map(str(path)) as whole:
+        return np.frombuffer(whole.read_buffer(), np.uint8)[start:].reshape(shape)

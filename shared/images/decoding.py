@@ -97,11 +97,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def inspect(stored: bytes | Path) -> tuple[int, str, str]:
+def inspect(stored: bytes | Path, whole: bool = False) -> tuple[int, str, str]:
     """Return an encoded image's fingerprint (64-bit hash of its length and three blocks), mode ("RGB") and problem.
 
-    Only the header is decoded, unless the ending of the format is missing: then the whole image is decoded. The problem
-    of an image that is corrupt is the message of `CorruptImage`; otherwise it is "".
+    Only the header is decoded, unless `whole` is True or the ending of the format is missing: then the whole image is
+    decoded. The problem of an image that is corrupt is the message of `CorruptImage`; otherwise it is "".
 
     Raises:
         UserError: the file cannot be read.
@@ -123,6 +123,8 @@ def inspect(stored: bytes | Path) -> tuple[int, str, str]:
             mode = image.mode
             if ENDINGS.get(image.format or "", b"") not in block:
                 image.load()
+        if whole:
+            decode(stored, Square(1))
     except CorruptImage as corrupt:
         problem = str(corrupt)
     return fingerprint, mode, problem

@@ -1,18 +1,186 @@
-"""The training and validation images of a run, decoded when they are read or taken from the cache, and batches."""
+"""Images with targets as a data set: decoded when they are read, or taken from the cache of decoded pixels; batches."""
 
-from dataclasses import replace
+import base64
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
-from shared.cache.prepared import each_share, shared_array
-from shared.datasets.labels import ProblemType
-from shared.errors import UserError, say
+from shared.cache.prepared import mapped_file, shared_array
+from shared.datasets.rows import ROW_COLUMN, named, where, with_content
+from shared.errors import UserError, listed, say
 from shared.images import cache
-from shared.images.decoding import Geometry, Square
-from shared.images.sources import Images, blocks, load_sources
+from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
+from shared.plan.draws import Ints
+
+BLOCK = 1 << 16  # images whose numbers are read at once
+SHOWN = 96  # pixels per side of a picture
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """The images 0 ... count - 1 in blocks."""
+    for first in range(0, count, BLOCK):
+        yield slice(first, min(first + BLOCK, count))
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images with targets: decoded in `arrays`, or encoded in `cells`, which may be the names of their files.
+
+    Once `prepare` has set `square`, this is a data set whose items are (uint8 [side, side, 3], aspect ratio as
+    width / height, class id or number). The arrays of many images are memory-mapped: see `shared_array`.
+    """
+
+    name: str  # the start of its error messages: "--train_dir photos"
+    names: tuple[str, ...]  # class names; empty for numbers
+    targets: NDArray[Any]  # [N] class ids (int64), or numbers to be predicted (float64)
+    rows: NDArray[np.int64]  # [N] the index of each image in `arrays` or `cells`, ascending
+    arrays: Pixels | None = None  # uint8 [M, side, side, 3], already decoded
+    cells: pa.ChunkedArray | None = None  # [M] encoded images, or the names of their files
+    folder: Path | None = None  # to which the names of files are relative; None if `cells` are encoded images
+    table: pa.Table | None = None
+    column: str = ""  # of `table`, with the images
+    checked: cache.Checked | None = None  # the check of `cells`
+    square: Square | None = None  # what `decode` makes of an image
+    pixels: Pixels | cache.Squares | None = None  # uint8 [N, side, side, 3], the squares, if they are decoded already
+    aspects: NDArray[np.float32] | None = None  # [N] of `pixels`
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Pixels, float, Any]:
+        if self.pixels is not None and self.aspects is not None:
+            return self.pixels[i], self.aspects[i], self.targets[i]
+        assert self.square is not None
+        try:
+            pixels, aspect = decode(self.stored(i), self.square)
+        except CorruptImage:
+            self.refuse(np.array([i]))
+        return pixels, aspect, self.targets[i]
+
+    def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
+        """Return what `collate` takes: a list of items, or one array per field if all images are decoded already.
+
+        The result is the same in every epoch: augmentation comes later (shared/augmentation/augmentation.py).
+        """
+        if self.pixels is None or self.aspects is None:
+            return [self[i] for i in samples.tolist()]
+        return self.pixels[samples], self.aspects[samples], self.targets[samples]
+
+    def picture(self, i: int) -> dict[str, str]:
+        """Image i in its aspect ratio as {"picture": a PNG of at most SHOWN pixels per side, as a data URL}."""
+        pixels, aspect, _ = self[i]
+        size = (max(1, round(SHOWN * min(1, aspect))), max(1, round(SHOWN / max(1, aspect))))
+        how = Image.Resampling.NEAREST if len(pixels) < SHOWN else Image.Resampling.LANCZOS
+        file = io.BytesIO()
+        Image.fromarray(np.asarray(pixels)).resize(size, how).save(file, "PNG")
+        return {"picture": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
+
+    def __str__(self) -> str:
+        return f"{len(self.names)} classes: {listed(self.names, 10)}" if self.names else "with numbers to predict"
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 [N], the cost of each image: 1, which takes no memory."""
+        return np.broadcast_to(np.int64(1), len(self))
+
+    def stored(self, i: int) -> Any:
+        """The encoded image number `i`: bytes, or the Path of a file if there is a `folder`."""
+        assert self.cells is not None
+        cell = self.cells[int(self.rows[i])].as_py()
+        return self.folder / os.fsdecode(cell) if self.folder else cell
+
+    def files(self) -> Iterator[str]:
+        """The absolute paths of the files."""
+        return (str(self.stored(i).absolute()) for i in range(len(self)))
+
+    def digest(self) -> str:
+        """A hash of the class names, the targets and the images (their pixels, or fingerprints if they are encoded).
+
+        Files enter with their paths relative to their common folder. The place of that folder and the file times are
+        not included: a copy of the data has the same digest.
+        """
+        content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
+        content.update(np.ascontiguousarray(self.targets).data)
+        images = self.checked.prints if self.checked else self.arrays
+        assert images is not None
+        for block in blocks(len(self)):
+            content.update(images[self.rows[block]].tobytes())
+        if self.checked and self.checked.folder:
+            for i, file in enumerate(self.files()):
+                content.update(("\0" * (i > 0) + file[len(self.checked.folder) :]).encode(errors="surrogateescape"))
+        return content.hexdigest()
+
+    @property
+    def key(self) -> str:
+        """A key that changes when an encoded image or the choice of images changes; valid on this machine only."""
+        assert self.checked is not None
+        key = hashlib.blake2b(self.checked.key.encode(), digest_size=16)
+        for block in blocks(len(self)):
+            key.update(self.rows[block].data)
+        return key.hexdigest()
+
+    def refuse(self, corrupt: Ints) -> None:
+        """Raise a UserError that names the first few corrupt images, if there are any."""
+        if len(corrupt):
+            first, *others = corrupt.tolist()
+            more = f", and so are {listed([*map(self.where, others)], 3)}" if others else ""
+            raise UserError(
+                f"{self.where(first)} is corrupt ({self.problem(first)}){more}: replace it, or leave such images out "
+                "with --skip_corrupt_images"
+            )
+
+    def problem(self, i: int) -> str:
+        """Why the corrupt image number `i` cannot be decoded."""
+        return inspect(self.stored(i), whole=True)[2]
+
+    def where(self, i: int) -> str:
+        """The name of image number `i` in messages."""
+        row = int(self.rows[i])
+        place = self.name if self.table is None else where(self.table, row)
+        return f"{place}: {self.stored(i)}" if self.folder else place
+
+    def as_table(self) -> pa.Table:
+        """The targets as a table, from which `tables` selects rows: see `chosen`."""
+        table, file = named(pa.table({"target": self.targets}), self.name), mapped_file(self.targets)
+        return with_content(table, file.parent.name) if file else table
+
+    def chosen(self, selection: pa.Table) -> "Images":
+        """Only the images that a selection from `as_table` has."""
+        if ROW_COLUMN not in selection.column_names:  # all of them
+            return self
+        return self.take(shared_array(lambda: map(np.asarray, selection[ROW_COLUMN].chunks), np.int64))
+
+    def take(self, places: Ints) -> "Images":
+        """Only the images with these numbers, in ascending order."""
+        assert self.pixels is None  # `prepare` sets it, after the choice of images
+
+        def of(values: NDArray[Any]) -> NDArray[Any]:
+            return shared_array(lambda: (values[places[block]] for block in blocks(len(places))), values.dtype)
+
+        return replace(self, targets=of(self.targets), rows=of(self.rows))
+
+    def ordered(self, names: tuple[str, ...]) -> "Images":
+        """The same images with class ids in the order of `names`, a permutation of the class names."""
+        if names == self.names:
+            return self
+        places = np.array([names.index(name) for name in self.names])
+        targets = shared_array(lambda: (places[self.targets[block]] for block in blocks(len(self))), np.int64)
+        return replace(self, names=names, targets=targets)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """int64 [classes]: the number of images of each class; empty if the targets are numbers."""
+        return np.bincount(self.targets, minlength=len(self.names)) if self.names else np.empty(0, np.int64)
 
 
 def collate(items: Any) -> dict[str, torch.Tensor]:
@@ -25,31 +193,8 @@ def collate(items: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def load_images(
-    config: Any, geometry: Geometry, problem_type: ProblemType = "single_label_classification"
-) -> tuple[Images, Images]:
-    """Load the training and validation images of a config; for "regression", with the numbers in a column as targets.
-
-    Training images are whole images, squeezed into squares of --decode_size. Validation images are the model's input,
-    with the pixels of the exported image processor.
-
-    An image with a corrupt header or a truncated file ends the run here. Other damage ends the run when the image is
-    read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
-    listed.
-
-    Raises:
-        UserError: the data cannot be read, or an image is corrupt.
-        Unfinished: this process is a task of a job array and has decoded its share of each source, and another task has
-            not.
-    """
-    sources = load_sources(config, problem_type)
-    squares = geometry.training_square(config.decode_size), geometry.evaluation_square
-    train, validation = each_share(lambda part: prepare(part[0], config, part[1]), zip(sources, squares, strict=True))
-    return train, validation
-
-
-def prepare(source: Images, config: Any, square: Square) -> Images:
-    """Return the images of a source with their `square`, cached or checked as the config says.
+def prepare(images: Images, config: Any, square: Square) -> Images:
+    """Return the images with their `square`, cached or checked as the config says.
 
     Images that are decoded already, such as the digits, stay as they are if the square need not be exact.
 
@@ -57,37 +202,37 @@ def prepare(source: Images, config: Any, square: Square) -> Images:
         UserError: an image is corrupt, or a class has only corrupt images.
         Unfinished: see `cache.build`.
     """
-    source = replace(source, square=square)
-    if source.arrays is not None:
-        pixels, rows = source.arrays, source.rows
+    images = replace(images, square=square)
+    if images.arrays is not None:
+        pixels = images.arrays[images.rows]
         if square.exact:
-            pixels = np.stack([square.of(Image.fromarray(pixels[row])) for row in rows])
-            rows = np.arange(len(source))
-        return replace(source, pixels=pixels, aspects=np.ones(len(pixels), np.float32), places=rows)
-    if not config.skip_corrupt_images:
-        source.refuse(source.corrupt())
-        if config.cache == "none":
-            return source
-    stored = source.key, len(source), source.stored, source.name
-    folder = cache.build(*stored, square, keep_pixels=config.cache == "uint8")
-    corrupt = cache.corrupt_images(folder)
-    if not config.skip_corrupt_images:
-        source.refuse(corrupt)
-    if corrupt:
-        say(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:")
-        for i, problem in corrupt:
-            say(f"  {source.where(i)} ({problem})")
-    elif config.cache == "none":
-        return source
-    good = np.ones(len(source), np.bool_)
-    good[[i for i, _ in corrupt]] = False
-    places = shared_array(
-        lambda: (block.start + np.flatnonzero(good[block]) for block in blocks(len(source))), np.int64
-    )
-    kept = source.take(places) if corrupt else source
-    if not len(kept) or ((source.sizes() > 0) & (kept.sizes() == 0)).any():
-        raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
+            pixels = np.stack([square.of(Image.fromarray(each)) for each in pixels])
+        return replace(images, pixels=pixels, aspects=np.ones(len(pixels), np.float32))
+    assert images.checked is not None
+    skip = config.skip_corrupt_images
+    if not skip:
+        images.refuse(np.flatnonzero(np.isin(images.rows, images.checked.corrupt)))
+    encoded = images.key, len(images), images.stored, images.name
     if config.cache == "none":
-        return kept
-    pixels, aspects = cache.read(folder)
-    return replace(kept, pixels=pixels, aspects=aspects, places=places)
+        return without_corrupt(images, cache.check(*encoded, whole=True).corrupt) if skip else images
+    squares, aspects, corrupt = cache.build(*encoded, square)
+    if not skip:
+        images.refuse(corrupt)
+    return replace(without_corrupt(images, corrupt), pixels=squares, aspects=aspects)
+
+
+def without_corrupt(images: Images, corrupt: Ints) -> Images:
+    """Only the images that can be decoded; the others, with the numbers `corrupt`, are listed.
+
+    Raises:
+        UserError: a class has only corrupt images.
+    """
+    if not len(corrupt):
+        return images
+    say(f"{images.name}: {len(corrupt):,} of {len(images):,} images are corrupt and left out:")
+    for i in corrupt.tolist():
+        say(f"  {images.where(i)} ({images.problem(i)})")
+    chosen = images.take(np.delete(np.arange(len(images)), corrupt))
+    if not len(chosen) or ((images.sizes() > 0) & (chosen.sizes() == 0)).any():
+        raise UserError(f"{images.name}: a class has only corrupt images: add others, or remove the class")
+    return chosen

@@ -15,9 +15,8 @@ from shared.datasets.labels import Labels
 from shared.datasets.rows import is_text, named
 from shared.errors import UserError, about, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
-from shared.images.images import collate, prepare
-from shared.images.paths import EXTENSIONS, images_below
-from shared.images.sources import Images, folder_of, load_sources, of_table
+from shared.images.images import Images, collate, prepare
+from shared.images.sources import EXTENSIONS, folder_of, images_below, load_sources, of_table
 from shared.plan.batches import Budget, evaluation_batches
 from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, read_rows

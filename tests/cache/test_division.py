@@ -15,30 +15,25 @@ import runs
 from filelock import Timeout
 
 from shared.cache import division, prepared
-from shared.cache.division import Division, blocks_folder, parts_of
+from shared.cache.division import Division, parts_of
 from shared.cache.prepared import Unfinished, each_share, only_task
 from shared.errors import UserError
-from shared.images.cache import opened_before_end
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 COUNT, SIZE = 23, 4
-FILE = "numbers"  # which the blocks share
 
 
-def make(items, name, note):
-    with opened_before_end(blocks_folder(name) / FILE, COUNT - items.start) as file:
-        for item in items:
-            note(item)
-            file.write(bytes([item]))
-            yield {"squares": np.full(item % 3, item**2), "offsets": np.array([item % 3])}
+def make(items, note):
+    for item in items:
+        note(item)
+        yield {"squares": np.full(item % 3, item**2), "offsets": np.array([item % 3])}
 
 
 def squares(note=lambda _: None, name="squares", **changes):
     """`note` is called with each item that is read."""
-    how = {"places": {"offsets": "squares"}, "first": {"offsets": np.zeros(1, np.int64)}, "file": FILE}
-    how["create"] = lambda path: path.write_bytes(bytes(COUNT))
-    made = Division(name, parts_of(COUNT, SIZE), partial(make, name=name, note=note), "squaring numbers", **how)
+    how = {"places": {"offsets": "squares"}, "first": {"offsets": np.zeros(1, np.int64)}}
+    made = Division(name, parts_of(COUNT, SIZE), partial(make, note=note), "squaring numbers", **how)
     return replace(made, **changes)
 
 
@@ -51,7 +46,6 @@ def check_result():
     assert prepared.read_array(folder / "squares.npy").tolist() == expected
     offsets = prepared.read_array(folder / "offsets.npy").tolist()
     assert offsets == [0, *np.cumsum([item % 3 for item in range(COUNT)])]
-    assert (folder / FILE).read_bytes() == bytes(range(COUNT))
     assert {path.name for path in prepared.cache_dir().iterdir() if path.suffix != ".lock"} == {folder.name}
 
 
@@ -126,14 +120,14 @@ def test_a_block_that_is_damaged_before_the_join_is_never_left_out(monkeypatch):
 
 
 def test_after_an_interrupted_join_no_item_is_read_again(monkeypatch):
-    move_or_link = division.move_or_link
+    join = Division._join
 
     def interrupted(*args):
-        move_or_link(*args)
+        join(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(division, "move_or_link", interrupted)
+        patch.setattr(Division, "_join", interrupted)
         with pytest.raises(KeyboardInterrupt):
             squares().build()
     check_result()
@@ -152,16 +146,20 @@ def test_after_a_full_disk_only_the_missing_blocks_are_written(monkeypatch):
         patch.setattr(os, "fsync", fill_up)
         with pytest.raises(UserError, match=r"cannot write prepared data to .* \(No space left on device\): set ACC"):
             squares().build()
-    complete = [*blocks_folder("squares").glob("*/complete.json")]
+    complete = [*prepared.cache_dir().glob("squares.blocks/*/complete.json")]
     assert complete
     assert len(read_to_the_end()) == COUNT - SIZE * len(complete)
 
 
-def test_without_the_shared_file_all_blocks_are_written_again():
-    with only_task(0, 3), pytest.raises(Unfinished):
-        squares().build()
-    (blocks_folder("squares") / FILE).unlink()
-    assert read_to_the_end() == [*range(COUNT)]
+def test_blocks_that_are_not_joined_stay_and_a_damaged_one_is_written_again():
+    read = []
+    first, second, *others = folders = squares(read.append).blocks()
+    assert [*range(COUNT)] == read
+    runs.truncate(second / "squares.npy")
+    assert squares(read.append).blocks() == folders
+    assert read[COUNT:] == [4, 5, 6, 7]
+    found = np.concatenate([prepared.read_array(block / "squares.npy") for block in (first, second, *others)])
+    assert found.tolist() == [item**2 for item in range(COUNT) for _ in range(item % 3)]
 
 
 def is_free(folder):

@@ -11,7 +11,7 @@ from runs import flip_a_bit, truncate
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file, shared_array
-from shared.images.cache import build, corrupt_images, read
+from shared.images.cache import build
 from shared.images.decoding import Square
 from shared.images.sources import class_folders
 
@@ -32,8 +32,8 @@ def images(folder):
             (folder / name).mkdir(parents=True)
             Image.new("RGB", (9, 8), (9, 0, 0)).save(folder / name / "1.png")
     source = class_folders(str(folder), "--train_dir")
-    built = build(source.key, len(source), source.stored, source.name, Square(8), keep_pixels=True)
-    return [array.tolist() for array in read(built)], corrupt_images(built)
+    squares, aspects, corrupt = build(source.key, len(source), source.stored, source.name, Square(8))
+    return squares[np.arange(2)].tolist(), aspects.tolist(), corrupt.tolist()
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda file: file.write_bytes(b""), lambda f: f.unlink()])
@@ -42,7 +42,7 @@ def test_damaged_data_is_rebuilt_with_a_message(tmp_path, capfd, prepare, damage
     right = prepare(tmp_path / "images")
     assert prepare(tmp_path / "images") == right
     assert "is damaged" not in capfd.readouterr().err
-    folders = [path for path in prepared.cache_dir().iterdir() if path.is_dir() and any(path.iterdir())]
+    folders = [path.parent for path in prepared.cache_dir().rglob("complete.json")]
     files = [path for folder in folders for path in folder.iterdir() if path.stat().st_size]
     assert len(files) >= 3
     for file in files:
@@ -54,7 +54,7 @@ def test_damaged_data_is_rebuilt_with_a_message(tmp_path, capfd, prepare, damage
     assert output.count("building it again") == len(folders)
     assert prepare(tmp_path / "images") == right
     assert "is damaged" not in capfd.readouterr().err
-    left = [path for path in prepared.cache_dir().iterdir() if path.is_dir() and any(path.iterdir())]
+    left = [path.parent for path in prepared.cache_dir().rglob("complete.json")]
     assert {*left} == {*folders}
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from small_images import EIGHT, config, encoded, folders, tables
 
 from shared.errors import UserError
-from shared.images.images import load_images
+from shared.images.sources import load_images
 
 
 def bitmaps(root, names=("0", "1", "2", "3", "4"), classes=("cat", "dog"), first=0):

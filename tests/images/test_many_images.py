@@ -13,9 +13,8 @@ from shared.cache.prepared import mapped_file
 from shared.datasets import rows as table_rows
 from shared.datasets import splits
 from shared.images import cache as image_cache
-from shared.images import paths, sources
-from shared.images.images import load_images
-from shared.images.sources import class_folders, load_sources
+from shared.images import images, sources
+from shared.images.sources import class_folders, load_images, load_sources
 
 
 @pytest.mark.parametrize("each", [20_000, pytest.param(350_000, marks=pytest.mark.docs)])
@@ -29,8 +28,8 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
     for module, name in (
         (splits, "BLOCK"),
         (splits, "SORTED"),
-        (sources, "BLOCK"),
-        (paths, "AT_ONCE"),
+        (images, "BLOCK"),
+        (sources, "AT_ONCE"),
         (table_rows, "BLOCK_ROWS"),
     ):
         monkeypatch.setattr(module, name, at_once)
@@ -78,8 +77,7 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
             micro_batch = data.read_micro_batch(np.arange(len(data)), np.zeros(len(data), int))
             pixels, _, targets = zip(*micro_batch, strict=True) if isinstance(micro_batch, list) else micro_batch
             found.append((data.digest(), data.rows.tolist(), np.stack(pixels).tolist(), [*map(int, targets)]))
-            arrays = data.rows, data.targets, *([] if data.places is None else [data.places])
-            mapped.append({mapped_file(array) is not None for array in arrays})
+            mapped.append({mapped_file(array) is not None for array in (data.rows, data.targets)})
         return found
 
     mapped = []
@@ -87,7 +85,7 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     assert mapped == [{False}] * 2
     monkeypatch.setattr(prepared, "IN_MEMORY", -1)
     monkeypatch.setattr(table_rows, "IN_MEMORY", -1)
-    monkeypatch.setattr(sources, "BLOCK", 3)
+    monkeypatch.setattr(images, "BLOCK", 3)
     monkeypatch.setattr(image_cache, "SMALLEST_CHECKED", 2)
     assert read() == few
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "another"))

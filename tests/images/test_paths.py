@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import UserError
-from shared.images import paths
-from shared.images.paths import EXTENSIONS, images_below, stored_names
-from shared.images.sources import Images
+from shared.images import sources
+from shared.images.images import Images
+from shared.images.sources import EXTENSIONS, images_below, stored_names
 
 
 @given(
@@ -23,7 +23,7 @@ from shared.images.sources import Images
 @settings(max_examples=20, deadline=None)
 def test_any_names_give_the_paths_of_a_list(names, root, at_once):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "AT_ONCE", at_once)
+        patch.setattr(sources, "AT_ONCE", at_once)
         cells = stored_names(names)
     rows = np.arange(len(names))
     source = Images("photos", (), rows, rows, cells=cells, folder=Path(root))

@@ -10,8 +10,7 @@ from PIL import Image
 from small_images import BLUE, EIGHT, RED, config, folders, tables
 
 from shared.errors import UserError
-from shared.images.images import load_images
-from shared.images.sources import class_folders, load_sources
+from shared.images.sources import class_folders, load_images, load_sources
 
 
 def test_class_folders_are_classes_and_validation_uses_the_same_ids(tmp_path):

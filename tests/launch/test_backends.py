@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.augmentation import resampling
+from shared.augmentation import operations
 from shared.config.options import Options
 from shared.contrastive import retrieval
 from shared.contrastive.losses import RankingLoss, with_gradient
@@ -40,8 +40,8 @@ def noting(seen, function):
 
 
 def resample(monkeypatch, seen):
-    monkeypatch.setitem(resampling.FILTERS, "bilinear", noting(seen, resampling.linear))
-    resampling.crop_and_resize(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), torch.tensor([[0.0, 0.0, 1.0, 1.0]]), 2)
+    monkeypatch.setitem(operations.FILTERS, "bilinear", noting(seen, operations.linear))
+    operations.crop_and_resize(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), torch.tensor([[0.0, 0.0, 1.0, 1.0]]), 2)
 
 
 def rank(monkeypatch, seen):

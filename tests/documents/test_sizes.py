@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (37, 6_320),
-    "nlp": (84, 14_100),
-    "mlm": (84, 14_120),
-    "token_classification": (83, 14_060),
-    "embeddings": (85, 14_200),
-    "image_classification": (90, 14_600),
+    "diabetes": (37, 6_340),
+    "nlp": (84, 14_080),
+    "mlm": (84, 14_100),
+    "token_classification": (83, 14_040),
+    "embeddings": (85, 14_180),
+    "image_classification": (87, 14_490),
 }
 
 

@@ -280,17 +280,19 @@ def print_results(runs: Sequence[Path]) -> int:
     """
     every = settings_of(runs)
     names = [name for name in differing(every) if name != "seed"]
-    groups: dict[tuple[str, ...], dict[Any, dict[str, float]]] = {}  # results by seed, of the values of `names`
+    groups: dict[str, tuple[list[Any], dict[Any, dict[str, float]]]] = {}  # values of `names`, and results by seed
     for run, settings in zip(runs, every, strict=True):
-        results = groups.setdefault(tuple(shown(settings.get(name)) for name in names), {})
+        values = [settings.get(name) for name in names]
+        _, results = groups.setdefault(repr(values), (values, {}))
         if settings["seed"] in results:
             raise UserError(f"{run} and another run have the same settings and the same seed; give one of them")
         results[settings["seed"]] = result_of(run, settings)
-    scores = [*dict.fromkeys(name for results in groups.values() for result in results.values() for name in result)]
+    found = [result for _, results in groups.values() for result in results.values()]
+    scores = [*dict.fromkeys(name for result in found for name in result)]
     table = [[*names, "runs", "seeds", *scores]]
-    for values, results in groups.items():
+    for values, results in groups.values():
         spreads = (mean_and_spread([result[name] for result in results.values() if name in result]) for name in scores)
-        table.append([*values, str(len(results)), " ".join(map(str, results)), *spreads])
+        table.append([*map(shown, values), str(len(results)), " ".join(map(str, results)), *spreads])
     print_table(table)
     print("mean ± standard deviation over the seeds, of the evaluation of the exported model")
     return 0

@@ -26,7 +26,7 @@ import torch
 from torch import distributed as dist
 
 from shared.config import options
-from shared.errors import UserError, about, aligned
+from shared.errors import UserError, about, aligned, first_line
 from shared.processes import agreement, collectives, ending, starting
 from shared.processes.agreement import Place
 from shared.run import launch_card
@@ -118,8 +118,12 @@ def connect(config: options.Options, place: Place, seconds: float) -> Any:
     Raises:
         UserError: see `starting.start`; or the processes do not reach each other; names the likely cause.
     """
-    with about(f"the processes reach {place.where}, but not each other; {CONNECTION}"):
+    try:
         return starting.start(config, timedelta(seconds=seconds))
+    except RuntimeError as error:  # of the store, gloo or NCCL
+        agreement.raise_if_peer_ended()
+        why = f"the processes reach {place.where}, but not each other; {CONNECTION}: {first_line(error)}"
+        raise UserError(why) from error
 
 
 @contextlib.contextmanager

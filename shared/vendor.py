@@ -8,7 +8,7 @@ Further words are modules of shared/ that the copy should have, too, such as com
 """
 
 import argparse
-import re
+import ast
 import shutil
 import sys
 import tomllib
@@ -23,7 +23,6 @@ from shared.errors import UserError, about, count_of
 from shared.processes import ending
 
 ROOT = Path(__file__).parent.parent
-NAMES = re.compile(r'^ *(?:import|from) (\w+)|"(\w+)"', re.MULTILINE)  # of packages: imported, or a text
 OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
 
 
@@ -53,8 +52,15 @@ def requirements_of(files: Sequence[Path]) -> list[str]:
     It may occur in an import or as a text, because Accelerate imports trackers by their name. The import name of a
     package that is not installed is taken to be its own name.
     """
-    words = {word for file in files for found in NAMES.findall(file.read_text()) for word in found}
-    installed = packages_distributions()
+    words, installed = set[str](), packages_distributions()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        match node:
+            case ast.Import():
+                words |= {alias.name.split(".")[0] for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                words.add(module.split(".")[0])
+            case ast.Constant(value=str(text)):
+                words.add(text)
     words |= {"sentencepiece"} if "transformers" in words else set()  # it reads the tokenizers of some models with it
 
     def is_needed(package: str) -> bool:

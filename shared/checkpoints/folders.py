@@ -197,6 +197,8 @@ def problem_with(folder: Path) -> str | None:
 
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        if any(ALGORITHM not in line for line in manifest.values()):
+            raise ValueError("no known digest; it may be of another version")
         with ThreadPoolExecutor(THREADS) as pool:
             return next(filter(None, pool.map(problem, manifest.keys(), manifest.values())), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

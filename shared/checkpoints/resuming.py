@@ -63,6 +63,9 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     if path is None and asked != "auto":
         on_writers(accelerator, config, refuse)
         path = None if asked == "never" else Path(asked)
+        steps = on_writers(accelerator, config, lambda: read_state(Path(asked))["step"]) if path else []
+        if len({*steps}) > 1:
+            raise UserError(f"--resume_from_checkpoint names step {listed(steps, 8)} on the machines: name one step")
     return (path, on_main_process(accelerator, lambda: read_state(path))) if path else None
 
 

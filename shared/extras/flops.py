@@ -100,7 +100,7 @@ def count_flops(model: nn.Module, forward: Callable[[], object], is_sequence: bo
     forward()
     for handle in handles:
         handle.remove()
-    return operations / max(positions, 1)
+    return operations / positions if positions else 0.0
 
 
 def attention_flops(model: nn.Module) -> int:

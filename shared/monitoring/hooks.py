@@ -38,7 +38,7 @@ class Hook:
         return ()
 
     def prepared(self, run: Any) -> None:
-        """The model and the optimizer are wrapped, and nothing has been computed in this start."""
+        """The model and the optimizer are wrapped; passes before the first step are discarded."""
 
     def loaded(self, run: Any) -> None:
         """The checkpoint is loaded, if there is one. The launch card comes next."""

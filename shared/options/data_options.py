@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,14 @@ class DataOptions(ExtraOptions):
             raise UserError(f"--csv_delimiter {mark!r}: must be one character such as ';', or '\\t' for a tab")
 
 
+def missing_compiler(it: Any) -> str:
+    """The compiler that --torch_compile needs and this machine lacks, with the fix; "" if it lacks none."""
+    variable, usual = ("CXX", "g++") if it.on_cpu else ("CC", "gcc")
+    name = it.env.get(variable) or usual
+    found = not it.config.torch_compile or shutil.which(name.split()[0])
+    return "" if found else f"{name}: install it, or name another one in {variable}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(DataOptions):
     """Settings of models of transformers. `adapt_to_device` and `build_model` of a recipe apply them."""
@@ -177,6 +186,7 @@ class ModelOptions(DataOptions):
             "--activation_dtype {found} computes without autocast, but mixed_precision is {it.precision}: add "
             "--mixed_precision no, or leave it out",
         ),
+        Rule(missing_compiler, "--torch_compile needs a compiler, and there is no {found}"),
     )
 
     @property

@@ -137,8 +137,10 @@ def with_targets(labels: Any, targets: NDArray[Any]) -> Any:
 def labels_of_model(request: Request) -> Labels:
     """The labels of a model, by its config.
 
-    A model without `problem_type` is one of regression if it has one output, as in the losses of transformers. Several
-    label columns have the names of the labels.
+    A model without `problem_type` is one of regression if it has one output, as in the losses of transformers.
+
+    Raises:
+        UserError: --label_column_name names several columns, which are not the labels of the model.
     """
     given, names = request.config.label_column_name, stored_names(str(request.model))
     columns = (given,) if isinstance(given, str) else given
@@ -148,6 +150,10 @@ def labels_of_model(request: Request) -> Labels:
         return Labels(kind, columns[0])
     if len(columns) == 1:
         return Labels(kind, columns[0], names, names, delimiter=getattr(request.config, "label_delimiter", None))
+    if sorted(columns) != sorted(names):
+        raise UserError(
+            f"{FLAG} {' '.join(columns)}: the labels of the model are {', '.join(names)}: name these columns"
+        )
     return Labels("multi_label", names, names, names)
 
 

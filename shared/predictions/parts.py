@@ -154,7 +154,7 @@ def begin(request: Request, prediction: Prediction) -> Record:
     if not output.exists():
         with about(FLAG):
             request.parts_folder.mkdir(parents=True, exist_ok=True)
-        folder_lock.acquire(request.parts_folder, f"{FLAG}: the folder")
+            folder_lock.acquire(request.parts_folder, f"{FLAG}: the folder")
         return task
     record: Record = {}
     with suppress(OSError, ValueError):
@@ -183,12 +183,19 @@ def check_columns(prediction: Prediction, output: Path) -> None:
     if both := [name for name in table.column_names if name in new]:
         raise UserError(f"{source} has a column {both[0]}, as the predictions have: rename it in the input")
     for field in table.schema:
-        binary = "binary" in str(field.type) or isinstance(field.type, pa.BaseExtensionType)  # also within lists
-        if (pa.types.is_nested(field.type) and output.suffix == ".csv") or (binary and output.suffix != ".parquet"):
+        nested, bytes_in_it = pa.types.is_nested(field.type), has_bytes(field.type)
+        if (nested and output.suffix == ".csv") or (bytes_in_it and output.suffix != ".parquet"):
             raise UserError(
                 f"{FLAG} {output}: {output.suffix[1:]} cannot hold the column {field.name} of {source}, "
                 f"which contains {field.type}: use a name that ends in .parquet"
             )
+
+
+def has_bytes(kind: pa.DataType) -> bool:
+    """Whether a type is bytes, or contains them."""
+    if pa.types.is_nested(kind):
+        return any(has_bytes(kind.field(place).type) for place in range(kind.num_fields))
+    return "binary" in str(kind) or isinstance(kind, pa.BaseExtensionType)
 
 
 def finish(request: Request, prediction: Prediction, parts: Parts, task: Record) -> Record:
@@ -215,7 +222,7 @@ def finish(request: Request, prediction: Prediction, parts: Parts, task: Record)
             sync(written)
             written.replace(place)
     folder_lock.release_all()
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # the predictions are complete
     return record
 
 

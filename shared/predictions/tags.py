@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.datasets.rows import blocks_of, is_text, named, source_of
+from shared.datasets.rows import ROW_COLUMN, blocks_of, is_text, named, numbered, source_of, with_content
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
@@ -19,7 +19,16 @@ from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import stored_names
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.tagging.pieces import begin_words_with_a_space
-from shared.tagging.tagged_texts import LISTS, TEXT_FLAG, WORD, have_words, load_tagged, read_files, tagged, words_of
+from shared.tagging.tagged_texts import (
+    LISTS,
+    TEXT_FLAG,
+    WORD,
+    have_words,
+    load_tagged,
+    read_files,
+    words_and_tags,
+    words_of,
+)
 from shared.tagging.tags import TAGS, WORDS, Tags, begins_of, sizes_of, tagging_scores
 
 PROBABILITY = "probability"  # of the tag of each word
@@ -109,8 +118,9 @@ def targets_of(
     targets, scored = np.zeros(sizes.sum(), np.int64), labeled.repeat(sizes)
 
     def encode(part: pa.Table) -> Ints:
-        blocks = (block for block in blocks_of(part) if block.num_rows)
-        return tags.encode(pa.concat_tables(tagged(block, *columns) for block in blocks))
+        found = pa.chunked_array((words_and_tags(block, *columns)[1] for block in blocks_of(part)), LISTS)
+        with_rows = pa.table({TAGS: found, ROW_COLUMN: numbered(part)[ROW_COLUMN]})
+        return tags.encode(with_content(with_rows.replace_schema_metadata(part.schema.metadata), None))
 
     if labeled.any():
         targets[scored] = encoded(encode, table, labeled)

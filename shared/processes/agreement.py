@@ -101,7 +101,8 @@ def exchange(
         )
     inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
     inside.add("here", 1)
-    begun, print_after = time.monotonic(), PRINT_AFTER if ending.local_rank() == 0 else math.inf
+    speaks = ending.local_rank() == 0 or ending.local_processes() <= 2
+    begun, print_after = time.monotonic(), PRINT_AFTER if speaks else math.inf
     while inside.add("here", 0) < place.processes:
         raise_if_peer_ended()
         time.sleep(0.1)
@@ -130,8 +131,8 @@ def init_method(config: options.Options, device: str) -> str:
 
     On a single machine it separates restarts. `torchrun --max-restarts` without a c10d rendezvous uses the same store
     for every restart, and torch 2.13 does not separate them: a process that starts early reads the address of a dead
-    process, and waits forever. On several machines each agent counts its own restarts; there use a c10d rendezvous,
-    which makes a new store for each restart.
+    process, and waits forever. On several machines each agent counts its own restarts; there use a c10d rendezvous
+    with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which makes a new store for each restart.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     separate = restarts != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1"
@@ -156,13 +157,14 @@ def init_method(config: options.Options, device: str) -> str:
 def own_facts(config: options.Options, device: str) -> dict[str, str]:
     """This process's values of what must be the same on all: settings of recipe and launcher, versions, and code."""
     env = os.environ
-    own = {*fields_with(type(config), Meaning.MAY_DIFFER)}
-    if config.save_on_each_node:  # each machine has its own folders
-        own |= {"output_dir", "resume_from_checkpoint"}
+    own = fields_with(type(config), Meaning.MAY_DIFFER)
     compared = {name: value for name, value in options.plain(config).items() if name not in own}
     settings = {f"--{name}": options.shown(value) for name, value in compared.items()}
     if config.mixed_precision == "launcher":
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")
+    if config.save_on_each_node:  # each machine has its own folders, shared by its processes
+        for name in ("output_dir", "resume_from_checkpoint"):
+            settings[f"--{name} on {ending.identity()['host']}"] = settings.pop(f"--{name}")
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
     code = {f"code {name}": digest[:12] for name, digest in code_digests(config).items()}
@@ -191,12 +193,16 @@ def code_digests(config: options.Options) -> dict[str, str]:
 
 
 def refuse_differences(everybody: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each."""
+    """Raise UserError if the facts of the processes differ; it names what differs, its values, and a rank with each.
+
+    A flag that only some processes have, such as the output folder of one machine, is compared among those.
+    """
     found = []
     for name in dict.fromkeys(name for each in everybody for name in each["facts"]):
         places: dict[str, str] = {}
         for each in everybody:
-            places.setdefault(each["facts"].get(name, "absent"), f"{each['host']} (rank {each['rank']})")
+            if name in each["facts"] or not name.startswith("--"):
+                places.setdefault(each["facts"].get(name, "absent"), f"{each['host']} (rank {each['rank']})")
         if len(places) > 1:
             found.append(f"{name} is {', '.join(f'{value} on {place}' for value, place in places.items())}")
     if found:

@@ -50,6 +50,13 @@ def is_true(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").lower() in TRUE
 
 
+SWITCHES = (
+    USE_CPU,
+    "ACCELERATE_DEBUG_MODE",
+    "ACCELERATE_CPU_AFFINITY",
+    "FORK_LAUNCHED",
+    "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS",
+)
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 NEEDED_BY_SEVERAL = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -99,6 +106,7 @@ _COMPILED = "Accelerate would compile the model and save its weights under names
 RULES = (
     one_of(PRECISIONS, "ACCELERATE_MIXED_PRECISION", any_case=False),  # Accelerate reads FP16 as full precision
     one_of(("true", "false"), "ACCELERATE_USE_FSDP"),  # Accelerate reads 1 as false
+    *(one_of(TRUE + FALSE, name) for name in SWITCHES),
     refused(
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
         "Accelerate would divide the loss once more: remove it and use --gradient_accumulation_steps",

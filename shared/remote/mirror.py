@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -258,17 +258,15 @@ class Copies:
         self.problem = ""
 
     def _copy(self, step: int, path: Path) -> None:
-        """Write the files of an intact checkpoint, then the log so far, then the manifest."""
-        if problem := resuming.problem_with(path):
-            raise Damaged(problem)
+        """Write the files of a checkpoint, then the log so far, then the manifest."""
         manifest = (path / MANIFEST).read_bytes()
+        lines = json.loads(manifest)
 
         def send(name: str) -> None:
-            with (path / name).open("rb") as file:
-                self.store.write(f"{path.name}/{name}", iter(lambda: file.read(PIECE_WRITTEN), b""))
+            self.store.write(f"{path.name}/{name}", pieces_of(path, name, lines[name]))
 
         with ThreadPoolExecutor(FILES_AT_ONCE, initializer=lower_priority) as pool:
-            [*pool.map(send, json.loads(manifest))]
+            [*pool.map(send, lines)]
         if (log := path.parent.parent / METRICS).exists():
             self.store.write(METRICS, [log.read_bytes()])
         self.store.write(f"{path.name}/{MANIFEST}", [manifest])
@@ -286,3 +284,24 @@ class Copies:
                 if f"{name}/{MANIFEST}" in sizes:
                     self.store.remove(f"{name}/{MANIFEST}")
                 self.store.remove(name)
+
+
+def pieces_of(path: Path, name: str, line: Line) -> Iterator[bytes]:
+    """The content of a checkpoint's file in pieces.
+
+    Raises:
+        Damaged: it differs from its line of the manifest, or is gone.
+    """
+    found = folders.new_digest()
+    try:
+        with (path / name).open("rb") as file:
+            while piece := file.read(PIECE_WRITTEN):
+                found.update(piece)
+                yield piece
+    except OSError as error:
+        raise Damaged(
+            f"{name} cannot be read ({error.strerror}); if newer checkpoints replaced it during its upload, raise "
+            "--save_total_limit or --checkpointing_steps"
+        ) from None
+    if found.hexdigest() != line[ALGORITHM]:
+        raise Damaged(f"{name} is damaged")

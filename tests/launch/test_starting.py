@@ -13,7 +13,7 @@ import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.options.data_options import ExtraOptions
+from shared.options.data_options import ModelOptions
 from shared.processes import agreement, ending, starting
 from shared.run import command
 
@@ -70,6 +70,8 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (0, {"ACCELERATE_TORCH_DEVICE": "cuda:1"}, {}, "ACCELERATE_TORCH_DEVICE is cuda:1: all processes would use"),
         (0, {"ACCELERATE_MIXED_PRECISION": "FP16"}, {}, "PRECISION is 'FP16': expected one of no, fp16, bf16"),
         (0, {"ACCELERATE_USE_FSDP": "1"}, {}, "ACCELERATE_USE_FSDP is '1': expected one of true, false"),
+        (0, {"ACCELERATE_USE_CPU": "ja"}, {}, "ACCELERATE_USE_CPU is 'ja': expected one of y, yes, t, true"),
+        (0, {"CXX": "no-such"}, {"torch_compile": True}, "--torch_compile needs a compiler, and there is no no-such: "),
         (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {}, "bf16 of notebook_launcher"),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no or bf16"),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
@@ -92,7 +94,7 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
     gpus(monkeypatch, available)
     set_all(monkeypatch, environment)
     with pytest.raises(UserError, match=message):
-        starting.start(ExtraOptions(**flags))
+        starting.start(ModelOptions(**flags))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
 def test_a_launch_that_this_machine_can_run_is_accepted(monkeypatch, available, environment, flags):
     gpus(monkeypatch, available)
     set_all(monkeypatch, environment)
-    starting.check_environment(ExtraOptions(**flags), on_cpu=available == 0)
+    starting.check_environment(ModelOptions(**flags), on_cpu=available == 0)
 
 
 def test_fsdp_is_refused_if_the_settings_do_not_allow_it(monkeypatch):

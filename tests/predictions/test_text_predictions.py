@@ -200,6 +200,7 @@ def inputs(alone, texts, tmp_path_factory):
         (["RUN", "missing_file.csv"], "missing_file.csv: no such file"),
         (["RUN", "labels.csv", "--text_column_names", "body"], "--text_column_names body: FILE"),
         (["RUN", "labels.csv", "--label_column_name", "stars"], "--label_column_name stars: FILE"),
+        (["RUN", "labels.csv", "--label_column_name", "a", "b"], "a b: the labels of the model are asyncio, "),
         (["RUN", "collides.csv"], "has a column prediction, as the predictions have"),
         (["RUN", "labels.csv"], "unheard; known: asyncio"),
         (["RUN", "lists.jsonl", "--predictions_file", "new.csv"], "csv cannot hold the column more"),

@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.processes import starting
+from shared.processes import agreement, ending, starting
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +46,16 @@ def test_notebook_launcher_is_refused_after_a_run_in_the_same_process(monkeypatc
     monkeypatch.setattr(os, "getpid", lambda: here + 1)
     with pytest.raises(UserError, match=r"notebook_launcher must come first: .*restart the kernel"):
         main(config)
+
+
+def test_with_a_folder_on_each_machine_the_processes_of_one_must_name_the_same(monkeypatch):
+    def of(host, rank, output):
+        monkeypatch.setattr(ending, "identity", lambda: {"host": host})
+        facts = agreement.own_facts(Options(save_on_each_node=True, output_dir=output), "cpu")
+        return {"host": host, "rank": rank, "facts": facts}
+
+    agreement.refuse_differences([of("a", 0, "x"), of("a", 1, "x"), of("b", 2, "y")])
+    with pytest.raises(
+        UserError, match=r"^--output_dir on a is x on a \(rank 0\), y on a \(rank 1\): make it the same"
+    ):
+        agreement.refuse_differences([of("a", 0, "x"), of("a", 1, "y")])

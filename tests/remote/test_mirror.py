@@ -291,7 +291,7 @@ def test_an_outage_is_one_warning_and_afterwards_the_newest_checkpoint_is_copied
     assert steps_in(folder) == [1, 3, 5]
 
 
-@pytest.mark.parametrize(("damage", "problem"), [(runs.flip_a_bit, "is damaged"), (Path.unlink, "is missing")])
+@pytest.mark.parametrize(("damage", "problem"), [(runs.flip_a_bit, "is damaged"), (Path.unlink, "cannot be read")])
 def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_a_warning(start, folder, capsys, damage, problem):
     run = start()
     run.end()

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (37, 6_340),
-    "nlp": (84, 14_080),
-    "mlm": (84, 14_100),
-    "token_classification": (83, 14_040),
-    "embeddings": (85, 14_180),
-    "image_classification": (87, 14_490),
+    "diabetes": (37, 6_350),
+    "nlp": (84, 14_140),
+    "mlm": (84, 14_160),
+    "token_classification": (83, 14_100),
+    "embeddings": (85, 14_240),
+    "image_classification": (87, 14_550),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precision_score, recall_score
 
 from shared.metrics.functions import SHIPPED
 
@@ -44,7 +44,6 @@ ROWS = st.tuples(st.integers(1, 20), st.integers(1, 4)).flatmap(
 )
 
 
-# Metrics that are calls of scikit-learn and SciPy: tests/recipes/test_tasks.py has them.
 @given(ROWS)
 def test_counts_of_classes_and_labels_equal_scikit_learn(pair: np.ndarray) -> None:
     """Rows of labels, and class ids that are the number of their labels."""
@@ -55,6 +54,9 @@ def test_counts_of_classes_and_labels_equal_scikit_learn(pair: np.ndarray) -> No
         if predictions.shape[1:] != (1,):  # one column is class ids for scikit-learn
             assert SHIPPED["macro_f1"](predictions, references) == pytest.approx(f1(average="macro"), abs=1e-12)
     assert SHIPPED["micro_f1"](*pair) == f1_score(*pair[::-1].reshape(2, -1), zero_division=0.0)
+    for name, metric in {"precision": precision_score, "recall": recall_score, "f1": f1_score}.items():
+        expected = metric(*pair[::-1, :, 0], zero_division=0.0)
+        assert SHIPPED[f"{name}_of_class"](*pair[..., 0].astype(bool)) == pytest.approx(expected, abs=1e-12)
     if np.ptp(ids):
         expected = matthews_corrcoef(*ids[::-1])
         assert SHIPPED["matthews_correlation"](*ids) == pytest.approx(expected, abs=1e-12)

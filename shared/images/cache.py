@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL
-import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from shared.cache.division import Division, cores_of_process, parts_of
@@ -145,5 +145,5 @@ def mapped(path: Path) -> Pixels:
         np.lib.format.read_magic(file)
         shape, _, _ = np.lib.format.read_array_header_1_0(file)
         start = file.tell()
-    with pa.memory_map(str(path)) as whole:
-        return np.frombuffer(whole.read_buffer(), np.uint8)[start:].reshape(shape)
+    whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)  # reads nothing ahead
+    return whole.numpy()[start:].reshape(shape)

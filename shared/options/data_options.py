@@ -147,7 +147,7 @@ class DataOptions(ExtraOptions):
 def missing_compiler(it: Any) -> str:
     """The compiler that --torch_compile needs and this machine lacks, with the fix; "" if it lacks none."""
     variable, usual = ("CXX", "g++") if it.on_cpu else ("CC", "gcc")
-    name = it.env.get(variable) or usual
+    name = it.env.get(variable, "").strip() or usual
     found = not it.config.torch_compile or shutil.which(name.split()[0])
     return "" if found else f"{name}: install it, or name another one in {variable}"
 

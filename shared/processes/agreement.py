@@ -165,6 +165,8 @@ def own_facts(config: options.Options, device: str) -> dict[str, str]:
     if config.save_on_each_node:  # each machine has its own folders, shared by its processes
         for name in ("output_dir", "resume_from_checkpoint"):
             settings[f"--{name} on {ending.identity()['host']}"] = settings.pop(f"--{name}")
+        asked = config.resume_from_checkpoint  # each word is another way through `resuming.find`
+        settings["--resume_from_checkpoint"] = asked if asked in ("auto", "never") else "a path"
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
     code = {f"code {name}": digest[:12] for name, digest in code_digests(config).items()}

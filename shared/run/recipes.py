@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from shared.config import options
+from shared.disk import NO_SPACE
 from shared.errors import UserError, first_line
 from shared.run.command import ran_out, require_own_shared, run
 
@@ -17,8 +18,10 @@ def run_work(work: Callable[[], object]) -> None:
     def main(_: options.Options) -> None:
         try:
             work()
-        except Exception as error:  # no flag of these commands is known to help against a lack of memory
-            if ran_out(error):
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
+                raise UserError(f"the disk is full ({error}): free space and start again") from error
+            if ran_out(error):  # no flag of these commands is known to help
                 raise UserError(f"out of memory: {first_line(error)}") from error
             raise
 

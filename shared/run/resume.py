@@ -111,8 +111,9 @@ def refuse_end(config: options.Options, progress: Progress, plan: Plan, checkpoi
         problem = f"whose last evaluation a longer run does not make (--eval_steps {config.eval_steps})"
     if problem:
         raise UserError(
-            f"{checkpoint} is the end of a shorter run, {problem}: begin at an earlier checkpoint "
-            f"(--resume_from_checkpoint or --decay_from PATH), or {resuming.NEW_RUN}"
+            f"{checkpoint} is the end of a shorter run or came after it, {problem}: begin at an earlier checkpoint "
+            "(--resume_from_checkpoint or --decay_from PATH; at a restart of such a start, remove this one), or "
+            f"{resuming.NEW_RUN}"
         )
 
 

@@ -211,7 +211,8 @@ class TrainingRun(Generic[Config]):
         """
         if self.config.dry_run:
             return
-        if self.progress.evaluation_owed and self.plan.due(self.config.eval_steps, self.progress.step - 1):
+        self.progress.evaluation_owed &= self.plan.due(self.config.eval_steps, self.progress.step - 1)
+        if self.progress.evaluation_owed:
             self._record_evaluation()
         for step in range(self.progress.step, self.plan.total_steps):
             if self.progress.out_of_patience(self.config.early_stopping_patience):

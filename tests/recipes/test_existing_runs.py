@@ -170,7 +170,7 @@ def test_a_run_is_not_made_longer_from_an_end_where_a_longer_run_is_another_one(
 
     best = ["--eval_steps", 2, "--metric_for_best_model", "loss", "--load_best_model_at_end", *CONSTANT]
     train(tmp_path / "odd", *best, 3)
-    assert "is the end of a shorter run, whose last evaluation" in refusal(train, tmp_path / "odd", *best, 4)
+    assert "after it, whose last evaluation" in refusal(train, tmp_path / "odd", *best, 4)
     start = ["--resume_from_checkpoint", tmp_path / "odd/checkpoints/step_00000002"]
     train(tmp_path / "odd", *best, 6, *start)
     train(tmp_path / "in one go", *best, 6)

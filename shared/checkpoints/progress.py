@@ -79,8 +79,8 @@ class Progress:
 
     def branch(self) -> "Progress":
         """The progress of a run that begins here, with a best model and a tracker of its own."""
-        begun = replace(self, run_id=None, best_step=None, best_results={}, evaluations_since_best=0)
-        return replace(begun, evaluated_at_end=False)
+        none_yet: dict[str, Any] = {"best_step": None, "best_results": {}, "evaluations_since_best": 0}
+        return replace(self, run_id=None, evaluated_at_end=False, **none_yet)
 
     def state(self) -> dict[str, Any]:
         """The entries for a checkpoint's `state.json`."""

@@ -163,7 +163,8 @@ class Saver:
         """
         self.poll(wait=True)
         for _ in range(ATTEMPTS - 1):
-            if any(gather(self.accelerator, self.problem)):
+            exists = self.staging is not None or self.progress.step == self.step  # in memory, or as the current state
+            if any(gather(self.accelerator, bool(self.problem and exists))):
                 time.sleep(SECONDS_BETWEEN)
                 self._repeat()
         self.close()
@@ -218,6 +219,8 @@ class Saver:
         if self.writing and (wait or self.writing.done()):
             writing, self.writing = self.writing, None
             error = writing.exception()
+            if isinstance(error, Changed):
+                self.close()  # so that no other attempt writes this invalid copy
             if error and not isinstance(error, OSError | Changed):
                 raise error
             self._record_outcome(error)

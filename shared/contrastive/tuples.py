@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import arrays_writer, build_once, each_share, mapped_file, read_array
 from shared.contrastive.models import static_tokenizer
 from shared.datasets.label_columns import FLAG as LABEL_FLAG
-from shared.datasets.label_columns import is_list, numbers_in
+from shared.datasets.label_columns import numbers_in
+from shared.datasets.readers import is_list
 from shared.datasets.rows import ROW_COLUMN, column_of, converted, named, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.demo_data import pairs

@@ -32,11 +32,6 @@ def numbers_in(table: pa.Table, column: str) -> np.ndarray:
     return array_of_blocks(table, blocks, FORMAT, column, reading_in(table, column))
 
 
-def is_list(type_: pa.DataType) -> bool:
-    """Whether an Arrow type is a list."""
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
-
-
 def is_number(type_: pa.DataType) -> bool:
     """Whether an Arrow type is that of numbers, or of nothing but gaps."""
     return is_fraction(type_) or bool(pa.types.is_integer(type_) or pa.types.is_null(type_))

@@ -15,12 +15,12 @@ from shared.datasets.label_columns import (
     array_of_blocks,
     class_names,
     is_fraction,
-    is_list,
     is_number,
     names_of_ids,
     numbers_in,
     refuse_outliers,
 )
+from shared.datasets.readers import is_list
 from shared.datasets.rows import INTEGER, blocks_of, column_of, decided, is_text, named, reading_in, source_of, where
 from shared.datasets.tables import limited, load_tables
 from shared.demo_data import texts

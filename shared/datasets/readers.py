@@ -205,18 +205,28 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
 def with_plain_types(schema: pa.Schema) -> pa.Schema:
     """The schema without dictionaries, of which each block has its own, and string views, which cannot be selected."""
 
-    def plain(kind: pa.DataType) -> pa.DataType:
-        if pa.types.is_dictionary(kind):
-            return plain(kind.value_type)
-        if pa.types.is_list(kind):
-            return pa.list_(kind.value_field.with_type(plain(kind.value_type)))
-        if pa.types.is_large_list(kind):
-            return pa.large_list(kind.value_field.with_type(plain(kind.value_type)))
-        if pa.types.is_struct(kind):
-            return pa.struct([field.with_type(plain(field.type)) for field in kind])
-        return pa.large_string() if pa.types.is_string_view(kind) else kind
+    def plain(type_: pa.DataType) -> pa.DataType:
+        if pa.types.is_dictionary(type_):
+            return changed(type_.value_type, plain)
+        return pa.large_string() if pa.types.is_string_view(type_) else type_
 
-    return pa.schema([field.with_type(plain(field.type)) for field in schema], schema.metadata)
+    return pa.schema([field.with_type(changed(field.type, plain)) for field in schema], schema.metadata)
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Whether an Arrow type is a list."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def changed(type_: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The result of `change` for a type; lists and structs are kept, and their contents changed."""
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(changed(type_.value_type, change)))
+    if pa.types.is_large_list(type_):
+        return pa.large_list(type_.value_field.with_type(changed(type_.value_type, change)))
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(changed(field.type, change)) for field in type_])
+    return change(type_)
 
 
 # CSV
@@ -311,6 +321,10 @@ def _json_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Tab
 
 def _parse_json(data: bytes, column: str | None) -> pa.Table:
     """The rows of JSON lines. Texts that look like dates stay texts. If no row has a text in `column`, all columns."""
+
+    def no_date(type_: pa.DataType) -> pa.DataType:
+        return pa.string() if pa.types.is_temporal(type_) else type_
+
     read = partial(pyarrow.json.read_json, read_options=pyarrow.json.ReadOptions(block_size=len(data)))
     if column is not None:
         only = pyarrow.json.ParseOptions(pa.schema([(column, pa.string())]), unexpected_field_behavior="ignore")
@@ -318,17 +332,8 @@ def _parse_json(data: bytes, column: str | None) -> pa.Table:
         if found[column].null_count < len(found):
             return found
     table = read(pa.BufferReader(data))
-    texts = [pa.field(f.name, wanted) for f in table.schema if (wanted := _without_dates(f.type)) != f.type]
+    texts = [pa.field(f.name, wanted) for f in table.schema if (wanted := changed(f.type, no_date)) != f.type]
     if not texts:
         return table
     as_texts = pyarrow.json.ParseOptions(explicit_schema=pa.schema(texts))
     return read(pa.BufferReader(data), parse_options=as_texts).select(table.column_names)
-
-
-def _without_dates(type_: pa.DataType) -> pa.DataType:
-    """The type with text in the place of dates, also in lists and structs."""
-    if pa.types.is_list(type_):
-        return pa.list_(_without_dates(type_.value_type))
-    if pa.types.is_struct(type_):
-        return pa.struct([pa.field(field.name, _without_dates(field.type)) for field in type_])
-    return pa.string() if pa.types.is_temporal(type_) else type_

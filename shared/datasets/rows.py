@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, key_digest, text_once
 from shared.compat import of_datasets
-from shared.datasets.readers import AS_WRITTEN, is_compressed, kind_of, opened
+from shared.datasets.readers import AS_WRITTEN, is_compressed, is_list, kind_of, opened
 from shared.errors import UserError, about
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
@@ -201,7 +201,7 @@ def missing(table: pa.Table, column: str) -> np.ndarray:
     if is_text(cells.type):
         texts = cells.cast(pa.large_string())
         gaps |= np.asarray(pc.fill_null(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)), True))
-    if pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type):
+    if is_list(cells.type):
         gaps[np.asarray(pc.list_parent_indices(cells))[np.asarray(pc.list_flatten(cells).is_null())]] = True
     if pa.types.is_integer(cells.type) and of_datasets.is_class_label(of_datasets.feature(table, column)):
         gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))

@@ -146,11 +146,8 @@ class Plan:
             lengths: int [n], tokens of each sample of the data that are evaluated.
             padded: see `Plan`.
         """
-        budget = Budget(
-            self.max_tokens and 2 * self.max_tokens,
-            self.max_samples and 2 * self.max_samples,
-            self.packed,
-        )
+        twice = self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples
+        budget = Budget(*twice, self.packed)
         place = self.num_processes, self.process_index, self.equal_counts
         for start in range(0, len(lengths), BLOCK):
             block = lengths[start : start + BLOCK]

@@ -14,7 +14,7 @@ from shared.datasets.rows import decided
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import count_of
-from shared.plan.batches import Budget, MicroBatch, evaluation_batches
+from shared.plan.batches import MicroBatch
 from shared.plan.loading import feed
 from shared.predictions.labels import have_labels
 from shared.predictions.prediction import Outputs, Prediction, build_model, read_rows
@@ -65,7 +65,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(lengths, Budget(*request.limits, collate.packed)),
+        batches=request.batches(lengths, collate.packed),
         model=model,
         predict_batch=predict_batch,
         widths=(dim,) * len(columns),
@@ -116,7 +116,7 @@ def embed(request: Request, model: Any, texts: TokenizedText, collate: Any, devi
     """The embeddings of all texts, [texts, dimensions]; this process computes them alone."""
     samples, rows = [], []
     costs = collate.padded_lengths(texts.lengths.astype(np.int64))
-    batches = evaluation_batches(costs, Budget(*request.limits, collate.packed))
+    batches = request.batches(costs, collate.packed)
     for micro_batch, batch in feed(batches, texts, collate, device):
         samples.append(micro_batch.samples)
         rows.append(request.recipe.predict_batch(model, micro_batch, batch))

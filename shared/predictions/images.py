@@ -17,7 +17,6 @@ from shared.errors import UserError, about, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import Images, collate, prepare
 from shared.images.sources import EXTENSIONS, folder_of, images_below, load_sources, of_table
-from shared.plan.batches import Budget, evaluation_batches
 from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, read_rows
 from shared.predictions.request import Request
@@ -46,7 +45,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(data.lengths, Budget(samples=request.limits[1])),
+        batches=request.batches(data.lengths),
         model=model,
         predict_batch=partial(request.recipe.predict_batch, how),
         **label_outputs(request, labels, data.targets, scored, count_of(len(data), "image"), ranked),

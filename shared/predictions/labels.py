@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from shared.datasets.label_columns import FLAG, is_list
+from shared.datasets.label_columns import FLAG
 from shared.datasets.labels import KINDS, Labels, load_labeled
+from shared.datasets.readers import is_list
 from shared.datasets.rows import column_of, decided, missing, numbered
 from shared.encoders.packing import pack_or_pad, pad_rows, unpack_before_head
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of, say
 from shared.losses.losses import Scale
 from shared.metrics.task_metrics import resolve_metrics
-from shared.plan.batches import Budget, evaluation_batches
 from shared.predictions.prediction import PREDICTION, Mask, Outputs, Prediction, build_model, load_data, read_rows
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import are_placeholders, load_pretrained, stored_names
@@ -62,7 +62,7 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(lengths, Budget(*request.limits, collate.packed)),
+        batches=request.batches(lengths, collate.packed),
         model=model,
         predict_batch=partial(recipe.predict_batch, Scale(labels)),
         **label_outputs(request, labels, targets, scored, f"{count_of(len(data), 'text')}{how}"),

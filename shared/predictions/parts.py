@@ -26,7 +26,7 @@ from shared.cache.prepared import key_digest
 from shared.checkpoints.folders import digest, lines_of
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.datasets.label_columns import is_list
+from shared.datasets.readers import is_list
 from shared.disk import sync
 from shared.errors import UserError, about, aligned, count_of
 from shared.monitoring.log import finite_or_name

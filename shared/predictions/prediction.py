@@ -18,7 +18,7 @@ from shared.datasets.rows import ROW_COLUMN, column_of, source_of, typed_column_
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, about, count_of, listed
 from shared.models.transformers_models import loading_info
-from shared.plan.batches import Budget, MicroBatch, evaluation_batches
+from shared.plan.batches import MicroBatch
 from shared.predictions.request import Request
 from shared.run.export import WEIGHTS
 
@@ -166,7 +166,7 @@ def predict_table(_: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=default_collate,
-        batches=evaluation_batches(data.lengths, Budget(samples=request.limits[1])),
+        batches=request.batches(data.lengths),
         model=build_model(request, *learned),
         predict_batch=recipe.predict_batch,
         widths=(1, 1),

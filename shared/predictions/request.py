@@ -12,6 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import TOKENS
@@ -20,6 +23,7 @@ from shared.datasets.readers import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
 from shared.options.data_options import DataOptions
+from shared.plan.batches import Budget, MicroBatch, evaluation_batches
 from shared.run import recipes
 from shared.run.export import WEIGHTS
 from shared.run.resume import data_of
@@ -120,6 +124,10 @@ class Request:
     def limits(self) -> tuple[int | None, int | None]:
         """Maximum number of tokens, padding included, and of samples in a forward pass."""
         return getattr(self.config, TOKENS, None), self.config.per_device_eval_batch_size
+
+    def batches(self, lengths: NDArray[np.integer], packed: bool = False) -> list[MicroBatch]:
+        """The forward passes for samples of these lengths, [n] tokens, within the limits: see `evaluation_batches`."""
+        return evaluation_batches(lengths, Budget(*self.limits, packed))
 
     @property
     def digests_of_run(self) -> list[str]:

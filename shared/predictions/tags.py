@@ -12,7 +12,7 @@ from shared.datasets.tables import skip_incomplete
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of
-from shared.plan.batches import Budget, MicroBatch, evaluation_batches
+from shared.plan.batches import MicroBatch
 from shared.predictions.labels import encoded, have_labels, with_targets
 from shared.predictions.prediction import PREDICTION, Ints, Mask, Outputs, Prediction, build_model
 from shared.predictions.request import Request
@@ -74,7 +74,7 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=evaluation_batches(lengths, Budget(*request.limits, collate.packed)),
+        batches=request.batches(lengths, collate.packed),
         model=model,
         predict_batch=predict_batch,
         widths=(1, 1, 1),

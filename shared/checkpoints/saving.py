@@ -163,8 +163,8 @@ class Saver:
         """
         self.poll(wait=True)
         for _ in range(ATTEMPTS - 1):
-            exists = self.staging is not None or self.progress.step == self.step  # in memory, or as the current state
-            if any(gather(self.accelerator, bool(self.problem and exists))):
+            can_repeat = self.problem and (self.staging or self.progress.step == self.step)  # the state still exists
+            if any(gather(self.accelerator, bool(can_repeat))):
                 time.sleep(SECONDS_BETWEEN)
                 self._repeat()
         self.close()

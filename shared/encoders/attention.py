@@ -13,6 +13,7 @@ Dropout on a CPU takes, forward and backward, 1 / 2.6 of the time of torch's, wh
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -257,26 +258,36 @@ def padded_attention(
 ) -> Tensor:
     """Attention over padded documents."""
     _, heads, total, width = query.shape
-    starts = [0]
-    if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        starts = groups_of_similar_length(documents.ends.diff().tolist(), heads * width)
-    groups = query_groups = group_documents(documents, documents, starts)
-    rows = query_rows = PaddedRows.of(groups, key.shape[2], heads)
-    if queries is not documents:
-        query_groups = group_documents(queries, documents, starts)
-        query_rows = PaddedRows.of(query_groups, total, heads)
-    query, key, value = (part.transpose(1, 2).reshape(-1, width) for part in (query, key, value))
-    masks = [mask_of(*group, sliding_window) for group in zip(groups, query_groups, rows.tokens, strict=True)]
-    parts = zip(query_rows.pad(query), rows.pad(key), rows.pad(value), masks, strict=True)
-    out = [attend(*part, dropout, scale) for part in parts]
+    arrange = lay_out.__wrapped__ if torch.compiler.is_compiling() else lay_out  # Dynamo warns of a cache
+    totals = total, key.shape[2]
+    rows, query_rows, masks = arrange(documents, queries, totals, heads, heads * width, sliding_window)
+    flat = (part.transpose(1, 2).reshape(-1, width) for part in (query, key, value))
+    places = (query_rows, rows, rows)
+    padded = [at.split(Reorder.apply(part, at.sources, at.places)) for part, at in zip(flat, places, strict=True)]
+    out = [attend(q, k, v, mask, dropout, scale) for q, k, v, mask in zip(*padded, masks, strict=True)]
     return query_rows.unpad(out).view(1, total, heads, width)
+
+
+class Reorder(torch.autograd.Function):
+    """The rows of a matrix at `sources`. In the backward pass, only those of the result at `places` have a gradient.
+
+    What attention computes of padding is masked or never read. Reading is faster than adding gradients of 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return states.index_select(0, sources)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, *ctx.saved_tensors), None, None
 
 
 class PaddedRows(NamedTuple):
     """Where T packed tokens lie in padded rows, one for each document and head, in one or several groups of documents.
 
-    The rows of a group are as long as its longest document. Padding repeats the last token of its row. What is computed
-    of it is masked or never read.
+    The rows of a group are as long as its longest document. Padding repeats the last token of its row.
     """
 
     shapes: list[tuple[int, int, int]]
@@ -305,14 +316,34 @@ class PaddedRows(NamedTuple):
             packed, padded = packed + size, padded + documents * heads * longest
         return cls(shapes, tokens, *(torch.cat([part.flatten() for part in parts]) for parts in (sources, places)))
 
-    def pad(self, states: Tensor) -> list[Tensor]:
-        """[T x heads, width] as [documents, heads, tokens per row, width] of each group."""
-        rows = states.index_select(0, self.sources).split([math.prod(shape) for shape in self.shapes])
-        return [part.view(*shape, states.shape[-1]) for part, shape in zip(rows, self.shapes, strict=True)]
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """The packed tokens at `sources`, [.., width], as [documents, heads, tokens per row, width] of each group."""
+        parts = rows.split([math.prod(shape) for shape in self.shapes])
+        return [part.view(*shape, rows.shape[-1]) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def unpad(self, parts: list[Tensor]) -> Tensor:
-        """The inverse of `pad`."""
+        """The inverse: the packed tokens [T x heads, width] of the rows of all groups."""
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]).index_select(0, self.places)
+
+
+@lru_cache(maxsize=4)  # by identity of the tensors: the layers of a model share the layout of a micro-batch
+def lay_out(
+    documents: Documents, queries: Documents, totals: tuple[int, int], heads: int, width: int, window: int | None
+) -> tuple[PaddedRows, PaddedRows, list[Tensor | None]]:
+    """The padded rows of packed tokens and of their queries, and the mask of each group.
+
+    `totals` are the numbers of queries and of tokens; `width` is that of all heads together.
+    """
+    starts = [0]
+    if documents.ends.device.type == "cpu" and not torch.compiler.is_compiling():
+        starts = groups_of_similar_length(documents.ends.diff().tolist(), width)
+    groups = query_groups = group_documents(documents, documents, starts)
+    rows = query_rows = PaddedRows.of(groups, totals[1], heads)
+    if queries is not documents:
+        query_groups = group_documents(queries, documents, starts)
+        query_rows = PaddedRows.of(query_groups, totals[0], heads)
+    masks = [mask_of(*group, window) for group in zip(groups, query_groups, rows.tokens, strict=True)]
+    return rows, query_rows, masks
 
 
 def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:

@@ -186,7 +186,8 @@ def unpack_before_head(model: Any) -> bool:
             if total == len(documents.ends) - 1:  # only first tokens: see shared/speed/first_token.py
                 output["last_hidden_state"] = hidden.transpose(0, 1)
             else:
-                output["last_hidden_state"] = PaddedRows.of([documents], total).pad(hidden[0])[0][:, 0]
+                rows = PaddedRows.of([documents], total)
+                output["last_hidden_state"] = rows.split(hidden[0].index_select(0, rows.sources))[0][:, 0]
         return output
 
     hook = layers.register_forward_hook(put_into_rows, with_kwargs=True, prepend=True)

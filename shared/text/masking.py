@@ -110,17 +110,19 @@ def _continues_word(vocabulary: dict[str, int]) -> NDArray[np.bool_]:
     """bool [ids]: which tokens continue a word: "##…" in WordPiece; without a leading space mark in BPE and Unigram."""
     found = np.zeros(max(vocabulary.values()) + 1, bool)
     names = list(vocabulary)
-    if any(name.startswith("##") for name in names):
+    # The most frequent one, because BPE has tokens such as "###", the heading of Markdown.
+    count, mark = max((sum(name.startswith(mark) for name in names), mark) for mark in ("##", "Ġ", "▁"))
+    if count < 2:
+        raise UserError("--whole_word_masking: the tokenizer does not mark where words begin: remove the flag")
+    if mark == "##":
         found[[vocabulary[name] for name in names if name.startswith("##") and len(name) > 2]] = True
-    elif spaces := [mark for mark in ("Ġ", "▁") if sum(name.startswith(mark) for name in names) > 1]:
-        breaks = (*spaces, "Ċ", "ĉ")  # space, line feed and tab in byte-level BPE
+    else:
+        breaks = (mark, "Ċ", "ĉ")  # space, line feed and tab in byte-level BPE
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
         symbols = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
-        first = partial(_first_of_bytes, symbols) if "Ġ" in spaces else lambda name: name[:1]
+        first = partial(_first_of_bytes, symbols) if mark == "Ġ" else lambda name: name[:1]
         found[[i for name, i in vocabulary.items() if not name.startswith(breaks) and first(name).isalnum()]] = True
-    else:
-        raise UserError("--whole_word_masking: the tokenizer does not mark where words begin: remove the flag")
     return found
 
 

@@ -122,6 +122,8 @@ class Hub:
 def client(monkeypatch):
     monkeypatch.setattr(Hub, "asked", [])
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_something")
+    monkeypatch.setattr(hub, "unreachable", lambda _: None)
     return Hub
 
 
@@ -134,10 +136,10 @@ def model(tmp_path):
 
 
 def uploaded(model, **settings):
-    """End a run on one process with these settings."""
-    hook = Upload()
-    hook.accelerator = SimpleNamespace(is_main_process=True, num_processes=1, print=print)
-    hook.config = ExtraOptions(**settings)
+    """Begin and end a run on one process with these settings."""
+    accelerator = SimpleNamespace(is_main_process=True, num_processes=1, print=print)
+    config, hook = ExtraOptions(output_dir=str(model.parent), **settings), Upload()
+    hook.opened(SimpleNamespace(accelerator=accelerator, config=config))
     hook.exported(model)
 
 
@@ -152,3 +154,5 @@ def test_a_failed_upload_keeps_the_model_and_its_error_tells_how_to_retry(client
     with pytest.raises(UserError, match=f"^--push_to_hub: {model} could not be uploaded, start again to retry: 401 Cl"):
         uploaded(model, push_to_hub=True, hub_model_id="refused")
     assert (model / "weights").exists()
+    with pytest.raises(UserError, match=r"^--push_to_hub needs another --hub_model_id: .*'my model'"):
+        uploaded(model, push_to_hub=True, hub_model_id="my model")

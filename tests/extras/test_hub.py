@@ -53,7 +53,7 @@ def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
         released.set()
 
 
-def test_the_proxy_is_checked_if_one_is_set(monkeypatch, stand_in, closed):
+def test_the_proxy_is_checked_if_one_is_set_and_offline_mode_is_respected(monkeypatch, stand_in, closed):
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("http_proxy", stand_in)
     hub.require_hub("--dataset_name", "a/b")
@@ -63,11 +63,7 @@ def test_the_proxy_is_checked_if_one_is_set(monkeypatch, stand_in, closed):
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     hub.require_hub("--dataset_name", "a/b")
-
-
-def test_offline_mode_is_respected_without_a_connection(monkeypatch, stand_in):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         hub.require_hub("--dataset_name", "a/b")
 

@@ -145,8 +145,7 @@ def test_a_checkpoint_is_copied_and_loaded_where_the_folder_has_none(start, fold
     assert not [*new.output.rglob("*.partial*")]
     assert {path.name for path in folder.iterdir()} == {"step_00000003", "metrics.jsonl"}
     new.save(4)
-    assert start().steps() == [3, 4], "the first machine again, whose log lacks a line"
-    assert (run.output / "metrics.jsonl").read_text() == '{"step": 3}\n{"step": 4}\n'
+    assert (start().output / "metrics.jsonl").read_text() == '{"step": 3}\n{"step": 4}\n', "where a line was missing"
 
 
 def test_a_copy_that_ends_after_any_write_leaves_the_older_checkpoint_the_newest(start, folder, monkeypatch):

@@ -13,7 +13,6 @@ the mean and the standard deviation of their results. `--table` prints the table
 import argparse
 import math
 import re
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from shared.checkpoints.progress import BestBy
 from shared.checkpoints.resuming import complete
 from shared.config.options import NOT_IN_RESULT, Meaning, Options, fields_with, load, shown
 from shared.errors import UserError, about
+from shared.fsdp.strategy import is_sharded
 from shared.monitoring.evaluation import greater_is_better
 from shared.monitoring.log import read_metrics
 
@@ -196,11 +196,14 @@ def compare_ends(run_a: Path, run_b: Path) -> list[Quantity]:
 def compare_checkpoints(run_a: Path, run_b: Path) -> list[Quantity]:
     """Compare all tensors of the checkpoints that both runs have, and of the newest one, which both must have.
 
-    Older ones may have been removed, or saved by an interruption. A run without any checkpoint has none to compare.
+    Older ones may have been removed, or saved by an interruption. A run without any checkpoint has none to compare. The
+    tensors of a sharded one (FSDP2) are in files of another kind, which are not compared.
     """
     a, b = complete(run_a), complete(run_b)
     steps = sorted({*(a.keys() & b.keys()), max([*a, *b])}) if a and b else []
-    return compare_tensors("checkpoints", {step: (a.get(step), b.get(step)) for step in steps})
+    pairs = {step: (a.get(step), b.get(step)) for step in steps}
+    whole = {step: both for step, both in pairs.items() if not any(path and is_sharded(path) for path in both)}
+    return compare_tensors("checkpoints", whole)
 
 
 def compare_tensors(name: str, folders: Mapping[int, tuple[Path | None, Path | None]]) -> list[Quantity]:
@@ -320,7 +323,8 @@ def mean_and_spread(values: Sequence[float]) -> str:
     """Mean and sample standard deviation; one value alone has no deviation."""
     if len(values) < 2:
         return "".join(f"{value:.4g}" for value in values)
-    return f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"
+    of_all = torch.tensor(values, dtype=torch.float64)  # statistics.stdev cannot compute with NaN and infinities
+    return f"{of_all.mean().item():.4g} ± {of_all.std().item():.2g}"
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from shared.config import options
 from shared.errors import UserError, count_of, say
 from shared.images.images import Images
 from shared.processes import ending
+from shared.remote.object_store import is_url
 from shared.run.recipes import load_recipe, run_work
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus
@@ -52,7 +53,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--shard", type=task_of, default=(0, 1))
-    either.add_argument("--to", type=Path)
+    either.add_argument("--to", type=folder_here)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     return parser.parse_args(argv)
@@ -60,10 +61,17 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def task_of(value: str) -> tuple[int, int]:
     """The task I and the number of tasks N from "I/N"."""
-    task, tasks = map(int, value.split("/"))
-    if not 0 <= task < tasks:
-        raise argparse.ArgumentTypeError("give I/N with I from 0 to N-1, as in 3/64")
-    return task, tasks
+    task, _, tasks = value.partition("/")
+    if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
+        raise argparse.ArgumentTypeError(f"{value}: give I/N with I from 0 to N-1, as in 3/64")
+    return int(task), int(tasks)
+
+
+def folder_here(value: str) -> Path:
+    """The folder `value` of this machine."""
+    if is_url(value):
+        raise argparse.ArgumentTypeError(f"{value} is a URL: give a folder of this machine, and copy it there")
+    return Path(value)
 
 
 def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: Path | None = None) -> None:

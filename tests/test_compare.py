@@ -124,6 +124,14 @@ def test_optimizer_and_averaged_weights_are_compared(make_run, weights, capsys):
         assert re.match(said, out[-1])
 
 
+def test_a_sharded_checkpoint_is_not_compared(make_run, capsys):
+    for checkpoint in (sharded := make_run("b")).glob("checkpoints/*"):
+        (checkpoint / "model.safetensors").unlink()
+        (checkpoint / "pytorch_model_fsdp_0").mkdir()
+    code, out, _ = compare(capsys, make_run("a"), sharded)
+    assert (code, out[-1]) == (0, "the same run: samples, learning rate, loss, end, model")
+
+
 def test_a_jump_is_a_difference_at_a_step_where_rounding_may_have_grown_as_far():
     """Measured: weights off by 5e-5 at step 94; losses off by 1.3e-2 and moments by 2.6e-2 after 1,440 steps."""
     assert 5e-5 < allowed(94, WEIGHTS, math.inf) < 1e-3
@@ -190,11 +198,13 @@ def test_runs_that_differ_only_in_their_seed_share_a_row(make_run, capsys):
     rate = {"learning_rate": 0.1}
     runs = [make_run(f"a{seed}", accuracies=(0.5, (8 + seed) / 10), seed=seed, **rate) for seed in range(3)]
     runs.append(make_run("other", seed=0, learning_rate=0.01))
+    runs += [make_run(f"nan{seed}", accuracies=(math.nan,), seed=seed, learning_rate=9) for seed in range(2)]
     code, rows, _ = table(capsys, *runs)
     assert code == 0
     assert rows[0] == ["learning_rate", "runs", "seeds", "eval_loss", "eval_accuracy"]
     assert rows[1] == ["0.1", "3", "0 1 2", "0.1 ± 0.1", "0.9 ± 0.1"]
     assert rows[2] == ["0.01", "1", "0", "0.3", "0.7"]
+    assert rows[3] == ["9", "2", "0 1", "nan ± nan", "nan ± nan"]
 
 
 def test_the_result_is_that_of_the_best_model_if_the_run_exports_it(make_run, capsys):
@@ -203,15 +213,13 @@ def test_the_result_is_that_of_the_best_model_if_the_run_exports_it(make_run, ca
     assert table(capsys, *runs)[1][1] == ["2", "0 1", "0.1 ± 0", "0.9 ± 0"]
 
 
-@pytest.mark.parametrize(
-    ("second", "expected"),
-    [
-        ({"seed": 1}, "have the same settings and the same seed"),
-        ({"seed": 2, "finished": False}, "is not finished"),
-        (None, "No such file or directory: 'none/config.yaml'"),
-    ],
-)
-def test_runs_without_comparable_results_are_one_line_and_exit_code_2(make_run, capsys, second, expected):
-    code, rows, error = table(capsys, make_run("a"), make_run("b", **second) if second else "none")
-    assert (code, rows, error.count("\n")) == (2, [], 1)
-    assert expected in error
+def test_runs_without_comparable_results_are_one_line_and_exit_code_2(make_run, capsys):
+    first = make_run("a")
+    for second, expected in (
+        (make_run("b", seed=1), "have the same settings and the same seed"),
+        (make_run("c", seed=2, finished=False), "is not finished"),
+        ("none", "No such file or directory: 'none/config.yaml'"),
+    ):
+        code, rows, error = table(capsys, first, second)
+        assert (code, rows, error.count("\n")) == (2, [], 1)
+        assert expected in error

@@ -54,8 +54,13 @@ def test_the_tasks_of_an_array_tokenize_the_texts_together(
     prepare.prepare(path, flags, (0, 1))
 
 
-@pytest.mark.parametrize("words", [["--shard", "4/4"], ["--shard", "x"], ["--to", "folder", "--shard", "0/2"]])
-def test_a_wrong_task_is_refused(words, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        prepare.main([*words, str(MLM)])
-    assert "error: argument --shard: " in capsys.readouterr().err
+def test_a_wrong_task_and_a_folder_behind_a_url_are_refused(capsys):
+    for words, said in (
+        ("--shard 4/4", "--shard: 4/4: give I/N with I from 0 to N-1"),
+        ("--shard 4", "--shard: 4: give I/N"),
+        ("--to x --shard 0/2", "--shard: not allowed with argument --to"),
+        ("--to s3://b/x", "--to: s3://b/x is a URL: give a folder"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            prepare.main([*words.split(), str(MLM)])
+        assert f"error: argument {said}" in capsys.readouterr().err

@@ -18,7 +18,10 @@ from shared.errors import UserError, listed
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
-NEW_RUN = "begin a new run in another --output_dir, without --resume_from_checkpoint and --decay_from"
+NEW_RUN = (
+    "begin a new run in another --output_dir, without --resume_from_checkpoint, --decay_from and this "
+    "--mirror_checkpoints"
+)
 
 
 def complete(output_dir: str | Path) -> dict[int, Path]:

@@ -223,6 +223,8 @@ class Options:
         steps = self.checkpointing_steps
         if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
             raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
+        if "://" in self.output_dir:  # the system would make a folder "s3:" here
+            raise UserError(f"--output_dir {self.output_dir} is a URL: give a folder (mirrors: docs/checkpoints.md)")
         if self.decay_from and not Path(self.decay_from).name.removeprefix("step_").isdecimal():
             raise UserError(f"--decay_from {self.decay_from}: expected a folder such as out/checkpoints/step_00000200")
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import huggingface_hub
 from huggingface_hub import constants
+from huggingface_hub.utils import validate_repo_id
 
 from shared.errors import UserError, about
 from shared.monitoring.hooks import Hook
@@ -27,9 +28,14 @@ def require_hub(flag: str, value: str, instead: str | None = None) -> None:
         raise UserError(f"{flag} {value} is not on this machine and {reason}: {instead or f'remove {flag}'}")
 
 
-def require_upload() -> None:
-    """Raise UserError if --push_to_hub cannot work: there is no token, or the Hub does not accept a connection."""
+def require_upload(name: str) -> None:
+    """Raise UserError if --push_to_hub cannot work.
+
+    `name` is no name of a repository, there is no token, or the Hub does not accept a connection.
+    """
     later = "remove the flag, and upload model/ after the run"
+    with about("--push_to_hub needs another --hub_model_id"):
+        validate_repo_id(name)
     if huggingface_hub.get_token() is None:
         raise UserError(f"--push_to_hub requires a token: set HF_TOKEN or run `hf auth login`, or {later}")
     if reason := _unreachable():
@@ -96,22 +102,23 @@ class Upload(Hook):
 
     def opened(self, run: Any) -> None:
         """Refuse a run whose model could not be uploaded."""
-        self.accelerator, self.config = run.accelerator, run.config
-        on_main_process(self.accelerator, require_upload)
+        self.accelerator = run.accelerator
+        self.name = run.config.hub_model_id or Path(run.config.output_dir).resolve().name
+        on_main_process(self.accelerator, lambda: require_upload(self.name))
 
     def exported(self, folder: Path) -> None:
-        address = on_main_process(self.accelerator, lambda: push(folder, self.config.hub_model_id))
+        address = on_main_process(self.accelerator, lambda: push(folder, self.name))
         self.accelerator.print(f"uploaded to {address}")
 
 
-def push(model_folder: Path, name: str | None) -> str:
-    """Upload `model/` to the Hub as `name` (default: the name of the output folder); return its address.
+def push(model_folder: Path, name: str) -> str:
+    """Upload `model/` to the Hub as `name`; return its address.
 
     Raises:
         UserError: the upload failed; the local model is kept.
     """
     with about(f"--push_to_hub: {model_folder} could not be uploaded, start again to retry"):
         api = huggingface_hub.HfApi()
-        name = api.create_repo(name or model_folder.resolve().parent.name, exist_ok=True).repo_id
+        name = api.create_repo(name, exist_ok=True).repo_id
         commit = "Train with accelerate-recipes"
         return str(api.upload_folder(folder_path=model_folder, repo_id=name, commit_message=commit))

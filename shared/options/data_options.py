@@ -48,7 +48,7 @@ class ExtraOptions(Options):
     mirror_checkpoints: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """URL (s3://bucket/folder) to which checkpoints are copied. A start on an empty machine loads the newest one."""
     push_to_hub: Annotated[bool, Meaning.NOT_IN_RESULT] = False
-    """Upload model/ to the Hub at the end."""
+    """Upload model/ to the Hub at the end, also that of a run that has finished before."""
     hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
 

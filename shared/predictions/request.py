@@ -24,6 +24,7 @@ from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
 from shared.options.data_options import DataOptions
 from shared.plan.batches import Budget, MicroBatch, evaluation_batches
+from shared.remote.object_store import is_url
 from shared.run import recipes
 from shared.run.export import WEIGHTS
 from shared.run.resume import data_of
@@ -178,7 +179,9 @@ def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request
     values |= settings_of_model(kind, model, {**values, **given}) | given
     values["output_dir"] = str(model)
     if "predictions_file" in known:
-        output = Path(given.get("predictions_file") or default_output(folder, file, possible))
+        if is_url(asked := given.get("predictions_file") or ""):
+            raise UserError(f"--predictions_file {asked} is a URL: name a file of this machine")
+        output = Path(asked or default_output(folder, file, possible))
         if output.suffix not in possible:
             raise UserError(
                 f"--predictions_file {output}: the name must end in {', '.join(possible)}, the possible formats of "

@@ -21,6 +21,7 @@ from shared.config import options
 from shared.disk import remedy, replace_file
 from shared.errors import UserError, about, count_of
 from shared.monitoring.hooks import Hook
+from shared.monitoring.log import read_metrics
 from shared.processes import folder_lock
 from shared.processes.collectives import agree, on_main_process, on_writers
 from shared.remote.object_store import RemoteFolder, described
@@ -139,7 +140,9 @@ class Mirror(Hook):
         partial = folders.partial_of(final)
         try:
             manifest, state = self._read(step, sizes)
-            if METRICS in sizes and not (log := final.parent.parent / METRICS).exists():
+            log = final.parent.parent / METRICS
+            # The log of a machine that the run has left and comes back to ends too early.
+            if METRICS in sizes and not (log.exists() and any(int(line["step"]) >= step for line in read_metrics(log))):
                 replace_file(log, self.store.read(METRICS).decode(errors="replace"))
             size = sum(line["bytes"] for line in manifest.values())
             folders.begin(partial, size)

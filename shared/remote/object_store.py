@@ -56,7 +56,9 @@ class RemoteFolder:
     flag: str  # the flag that names it, for messages
 
     def __post_init__(self) -> None:
-        """Refuse a password in the URL: config.yaml would store it, and messages would print it."""
+        """Refuse a path, and a password in the URL: config.yaml would store it, and messages would print it."""
+        if not is_url(self.url):
+            raise UserError(f"{self.flag} {self.url} is no URL: give one such as s3://bucket/run or file:///mnt/run")
         found = urlsplit(self.url)
         if found.password is not None:
             shown = found._replace(netloc=found.netloc.rpartition("@")[2]).geturl()

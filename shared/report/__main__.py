@@ -16,8 +16,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("output_dir", type=Path, help="the --output_dir of a run")
     try:
         print(write_report(parser.parse_args(argv).output_dir))
-    except UserError as error:
-        ending.refuse(error)
+    except (UserError, OSError) as error:  # others may read the folder, and not write it
+        ending.refuse(UserError(error))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ REPORT, CARD, CURVES = "report.html", "launch_card.txt", "curves.png"
 MOST_EVALUATIONS = 12  # in their table
 FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
 MOST_POINTS = 400  # of a line
+# Settings of one run alone: another one would copy its checkpoints from the mirror, or replace its model on the Hub.
+OF_ONE_RUN = {"expect_processes": "None", "mirror_checkpoints": "None", "push_to_hub": "False", "hub_model_id": "None"}
 
 Floats = NDArray[np.float64]
 
@@ -143,8 +145,10 @@ def command(folder: Path) -> str:
     if recipe is None:
         return ""
     shown = recipe.relative_to(options.PROJECT) if recipe.is_relative_to(options.PROJECT) else recipe
-    again = folder.with_name(f"{folder.name}-again")
-    return shlex.join(["python", str(shown), "--config", str(folder / "config.yaml"), "--output_dir", str(again)])
+    again, stored = folder.with_name(f"{folder.name}-again"), options.load(folder / "config.yaml")
+    words = ["python", str(shown), "--config", str(folder / "config.yaml"), "--output_dir", str(again)]
+    reset = [[f"--{name}", value] for name, value in OF_ONE_RUN.items() if str(stored.get(name, value)) != value]
+    return shlex.join(sum(reset, words))
 
 
 def blank() -> Any:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from shared.config import options
 from shared.disk import NO_SPACE
@@ -42,13 +43,14 @@ def load_recipe(path: Path) -> ModuleType:
     """Import a recipe, a script with `Config`, `main` and `load_data`, as a module.
 
     Raises:
-        UserError: see `require_own_shared` of shared/run/command.py.
+        UserError: the file is no recipe; or see `require_own_shared` of shared/run/command.py.
     """
     require_own_shared(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look up their module there
-    spec.loader.exec_module(module)
+    module: Any = None
+    if (spec := importlib.util.spec_from_file_location(path.stem, path)) and spec.loader:  # None for a file of data
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses look up their module there
+        spec.loader.exec_module(module)
+    if not hasattr(module, "Config"):
+        raise UserError(f"{path} has no Config, so it is no recipe: give the path of one, such as recipes/nlp.py")
     return module

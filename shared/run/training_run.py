@@ -98,6 +98,8 @@ class TrainingRun(Generic[Config]):
             self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
             if not self.finished:
                 refuse_another_order(self.progress, self._checkpoint)
+            elif not self.config.dry_run:  # this start may be the first one with --push_to_hub
+                self._tell(Hook.exported, Path(self.config.output_dir) / "model")
             self._closing = stack.pop_all()
         return self
 

@@ -53,7 +53,7 @@ def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
         released.set()
 
 
-def test_the_proxy_is_checked_if_one_is_set(monkeypatch, stand_in, closed):
+def test_the_proxy_is_checked_if_one_is_set_and_offline_mode_is_respected(monkeypatch, stand_in, closed):
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("http_proxy", stand_in)
     hub.require_hub("--dataset_name", "a/b")
@@ -63,11 +63,7 @@ def test_the_proxy_is_checked_if_one_is_set(monkeypatch, stand_in, closed):
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     hub.require_hub("--dataset_name", "a/b")
-
-
-def test_offline_mode_is_respected_without_a_connection(monkeypatch, stand_in):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         hub.require_hub("--dataset_name", "a/b")
 
@@ -122,6 +118,8 @@ class Hub:
 def client(monkeypatch):
     monkeypatch.setattr(Hub, "asked", [])
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_something")
+    monkeypatch.setattr(hub, "unreachable", lambda _: None)
     return Hub
 
 
@@ -134,10 +132,10 @@ def model(tmp_path):
 
 
 def uploaded(model, **settings):
-    """End a run on one process with these settings."""
-    hook = Upload()
-    hook.accelerator = SimpleNamespace(is_main_process=True, num_processes=1, print=print)
-    hook.config = ExtraOptions(**settings)
+    """Begin and end a run on one process with these settings."""
+    accelerator = SimpleNamespace(is_main_process=True, num_processes=1, print=print)
+    config, hook = ExtraOptions(output_dir=str(model.parent), **settings), Upload()
+    hook.opened(SimpleNamespace(accelerator=accelerator, config=config))
     hook.exported(model)
 
 
@@ -152,3 +150,5 @@ def test_a_failed_upload_keeps_the_model_and_its_error_tells_how_to_retry(client
     with pytest.raises(UserError, match=f"^--push_to_hub: {model} could not be uploaded, start again to retry: 401 Cl"):
         uploaded(model, push_to_hub=True, hub_model_id="refused")
     assert (model / "weights").exists()
+    with pytest.raises(UserError, match=r"^--push_to_hub needs another --hub_model_id: .*'my model'"):
+        uploaded(model, push_to_hub=True, hub_model_id="my model")

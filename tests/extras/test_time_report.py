@@ -28,21 +28,13 @@ def test_the_table_reads_as_a_sentence_that_adds_up():
     assert facts == "  MFU 31 %, padding 2.0 %, peak memory 3 MiB per process"
 
 
-@pytest.mark.parametrize(
-    ("summary", "expected"),
-    [
-        ({}, ""),
-        ({"skipped_updates": 3}, "\n  3 of 100 updates were skipped, because their gradients were not finite"),
-        (
-            {"skipped_updates": 3, "loss_scale": 8192.0},
-            "\n  3 of 100 updates were skipped, because their gradients were not finite (loss scale at the end 8,192)",
-        ),
-    ],
-)
-def test_skipped_updates_are_reported_at_the_end_with_the_loss_scale_of_fp16(summary, expected):
+def test_skipped_updates_are_reported_at_the_end_with_the_loss_scale_of_fp16():
     assert not breakdown([{"step": 1, "loss": 2.0}]), "nothing was timed"
-    without = breakdown([{"step": 100, **LINE}])
-    assert breakdown([{"step": 100, **LINE}, {"step": 100, "train_runtime": 1.0, **summary}]) == without + expected
+    line, last, skipped = {"step": 100, **LINE}, {"step": 100, "train_runtime": 1.0}, {"skipped_updates": 3}
+    said = f"{breakdown([line])}\n  3 of 100 updates were skipped, because their gradients were not finite"
+    assert breakdown([line, last]) == breakdown([line])
+    assert breakdown([line, last | skipped]) == said
+    assert breakdown([line, last | skipped | {"loss_scale": 8192.0}]) == f"{said} (loss scale at the end 8,192)"
 
 
 def test_a_slow_process_is_named_with_the_number_of_readings_it_was_behind():
@@ -75,14 +67,7 @@ def test_a_run_of_less_than_a_minute_gets_no_advice(step, advised):
     assert "advice" not in breakdown(first_evaluation)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ((0.9, 0.7), "host-bound 70 %"),  # the first reading has what is done once
-        ((0.7,), "host-bound 70 %"),
-        ((0.9, 0.4, 0.5), "host-bound 45 %"),
-    ],
-)
-def test_the_share_in_which_a_gpu_waits_for_the_host_leaves_out_the_first_reading(values, said):
-    lines = [LINE | {"step": i, "host_bound": value} for i, value in enumerate(values, 1)]
-    assert breakdown(lines).splitlines()[1:] == [f"  {said}"]
+def test_the_share_in_which_a_gpu_waits_for_the_host_leaves_out_the_first_reading():
+    for values, share in (((0.9, 0.7), 70), ((0.7,), 70), ((0.9, 0.4, 0.5), 45)):  # it has what is done once
+        lines = [LINE | {"step": i, "host_bound": value} for i, value in enumerate(values, 1)]
+        assert breakdown(lines).splitlines()[1:] == [f"  host-bound {share} %"]

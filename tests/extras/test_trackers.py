@@ -193,18 +193,15 @@ def test_wandb_offline_writes_its_files_into_the_run_folder_and_the_api_key_into
     assert [path for path in files if key.encode() in path.read_bytes()] == []
 
 
-def test_wandb_without_a_network_is_offline_even_with_a_key(clean_wandb, monkeypatch):
+def test_wandb_is_online_with_a_key_and_a_network_only(clean_wandb, monkeypatch):
     with socket.socket() as free:  # a port without a server
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
         assert wandb_mode() == ("offline", f"there is no network to 127.0.0.1:{port} (Connection refused)")
-
-
-def test_wandb_is_online_with_a_key_only(clean_wandb, monkeypatch):
     monkeypatch.setattr(trackers, "unreachable", lambda _: None)
-    assert wandb_mode() == ("offline", "no API key: run `wandb login`")
-    clean_wandb.teardown()
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     assert wandb_mode() == ("online", "")
+    clean_wandb.teardown()
+    monkeypatch.delenv("WANDB_API_KEY")
+    assert wandb_mode() == ("offline", "no API key: run `wandb login`")

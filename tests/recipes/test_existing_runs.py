@@ -10,6 +10,7 @@ from runs import files, refusal, write_rows
 
 from shared.checkpoints import folders
 from shared.config import options
+from shared.extras import hub
 from shared.plan import draws
 
 CONSTANT = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
@@ -135,13 +136,17 @@ def test_a_checkpoint_with_another_order_of_samples_is_refused_and_its_finished_
     assert files(tmp_path) == before
 
 
-def test_a_finished_run_prints_and_returns_its_result_and_changes_nothing(train, alone, capsys):
-    before = files(alone)
+def test_a_finished_run_prints_its_result_uploads_its_model_and_changes_nothing(train, alone, capsys, monkeypatch):
+    before, uploaded = files(alone), []
     for flags in ([], ["--logging_steps", 5, "--save_total_limit", 1], ["--dry_run"]):
         result = train(alone, *flags)
         assert f"{alone} holds this run, finished: {result}" in capsys.readouterr().out
         assert result == {name: value for name, value in runs.evaluation(alone).items() if name != "step"}
-    assert files(alone) == before
+    monkeypatch.setattr(hub, "require_upload", lambda _: None)
+    monkeypatch.setattr(hub, "push", lambda folder, _: uploaded.append(folder))
+    train(alone, "--push_to_hub", "--dry_run")
+    train(alone, "--push_to_hub")
+    assert (uploaded, files(alone)) == ([alone / "model"], before)
 
 
 def test_a_run_under_a_constant_schedule_can_be_made_longer(train, tmp_path, capsys):

@@ -144,6 +144,8 @@ def test_a_checkpoint_is_copied_and_loaded_where_the_folder_has_none(start, fold
     assert f"copied file://{folder}/step_00000003, 0.0 MB, in " in capsys.readouterr().out
     assert not [*new.output.rglob("*.partial*")]
     assert {path.name for path in folder.iterdir()} == {"step_00000003", "metrics.jsonl"}
+    new.save(4)
+    assert (start().output / "metrics.jsonl").read_text() == '{"step": 3}\n{"step": 4}\n', "where a line was missing"
 
 
 def test_a_copy_that_ends_after_any_write_leaves_the_older_checkpoint_the_newest(start, folder, monkeypatch):
@@ -357,6 +359,7 @@ def test_a_mirror_that_cannot_be_used_is_one_line(start, monkeypatch):
     check = "cannot be used (check the URL, the credentials and the network)"
     assert refusal(start, url="s4://b/x") == f"--mirror_checkpoints s4://b/x {check}: Protocol not known: s4"
     assert "is given with a password" in refusal(start, url="s3://me:secret@host/x")
+    assert refusal(start, url="/mnt/x").startswith("--mirror_checkpoints /mnt/x is no URL: give one such as s3://")
 
     denied = []
     with S3Server("bucket", answer=lambda *request: (403, "AccessDenied") if request[0] in denied else None) as server:

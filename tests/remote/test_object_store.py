@@ -77,18 +77,13 @@ def test_errors_that_do_not_pass_in_time_end_the_reading(folder, monkeypatch):
     assert "cannot be read (ClientConnectorError" in refusal(nothing, "a", patience=0.01)
 
 
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        (404, "/a does not exist: check the URL, or copy the prepared folder there again"),
-        (403, f"/a cannot be read (HTTP 403): {CHECK}"),
-        (400, f"/a cannot be read (HTTP 400): {CHECK}"),
-    ],
-)
-def test_errors_that_stay_are_not_retried(folder, status, expected):
-    with RangeServer(folder, answer=lambda *_: status) as server:
-        assert refusal(server.url, "a", range(5)) == f"--prepared_data {server.url}{expected}"
-        assert server.requests["a"] == 1
+def test_errors_that_stay_are_not_retried(folder):
+    missing = {404: "does not exist: check the URL, or copy the prepared folder there again"}
+    for status in (404, 403, 400):
+        with RangeServer(folder, answer=lambda *_, status=status: status) as server:
+            expected = missing.get(status, f"cannot be read (HTTP {status}): {CHECK}")
+            assert refusal(server.url, "a", range(5)) == f"--prepared_data {server.url}/a {expected}"
+            assert server.requests["a"] == 1
 
 
 def test_a_file_that_was_cut_short_or_changed_is_read_three_times_and_then_refused(folder):

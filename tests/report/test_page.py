@@ -116,11 +116,12 @@ def test_a_run_that_goes_on_and_one_without_any_figure_have_a_page(tmp_path):
 def test_the_command_trains_again_with_the_same_settings(tmp_path):
     recipe, folder = runs.load_recipe("nlp"), tmp_path / "a run"
     folder.mkdir()
-    options.save(options.parse(recipe.Config, ["--seed", "7", "--output_dir", str(folder)]), folder / "config.yaml")
+    given = ["--seed", "7", "--mirror_checkpoints", "s3://b/x", "--expect_processes", "2", "--push_to_hub"]
+    options.save(options.parse(recipe.Config, [*given, "--output_dir", str(folder)]), folder / "config.yaml")
     program, script, *flags = shlex.split(page.command(folder))
     assert (program, script) == ("python", "recipes/nlp.py")
     again = options.parse(recipe.Config, flags)
-    assert again.seed == 7
+    assert (again.seed, again.mirror_checkpoints, again.expect_processes, again.push_to_hub) == (7, None, None, False)
     assert not options.differences(options.load(folder / "config.yaml"), again)
     assert again.output_dir == str(tmp_path / "a run-again")
 
@@ -172,10 +173,12 @@ def test_the_end_of_a_run_says_where_its_time_went_and_where_its_pictures_are(tm
 
 def test_the_command_writes_the_page_or_names_the_problem(tmp_path, capsys):
     write_run(tmp_path)
-
     report.main([str(tmp_path)])
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    done = runs.run([sys.executable, "-m", "shared.report", tmp_path / "missing"])
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "has no config.yaml" in done.stderr
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.html").mkdir()
+    for folder, said in ((tmp_path / "missing", "has no config.yaml"), (tmp_path, "Is a directory")):
+        done = runs.run([sys.executable, "-m", "shared.report", folder])
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert said in done.stderr

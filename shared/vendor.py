@@ -84,7 +84,7 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
     for file in behind:
         copied = target / file.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)
-        for part in file.parent.glob(f"{file.stem}.*"):  # with its template, which has the same name
+        for part in (*file.parent.glob(f"{file.stem}.*"), *file.parent.glob("*.md")):  # its template or table; licenses
             shutil.copyfile(part, copied.with_name(part.name))
     shutil.copyfile(recipe, target / recipe.name)
     for name in OTHERS:

@@ -26,7 +26,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import NEW_RUN, read_state
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
-from shared.compat import of_accelerate_fsdp
+from shared.compat import of_accelerate
 from shared.config.options import Options, Rule
 from shared.errors import UserError
 from shared.models.trainable import repeated_layers
@@ -95,7 +95,7 @@ class Sharding(Hook):
             return
         run.strategy = Fsdp()
         if run.accelerator.device.type == "cpu":
-            of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
+            of_accelerate.use_fsdp_on_cpu(run.accelerator)
 
 
 class SaverWithoutFrozen(Saver):
@@ -255,7 +255,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
     collectives.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    settings = of_accelerate_fsdp.fsdp_settings(accelerator)
+    settings = accelerator.state.fsdp_plugin  # what the launcher's `fsdp_config` asks for
     for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images
         each.data = each.data.contiguous()
     for layer in units(model):

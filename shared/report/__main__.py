@@ -5,19 +5,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.errors import UserError
-from shared.processes import ending
 from shared.report.page import write_report
+from shared.run.recipes import run_work
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write it, and end this process with exit code 2 after a user error."""
+    """Write it, and end this process, with exit code 2 after a user error."""
     parser = argparse.ArgumentParser(prog="python -m shared.report", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("output_dir", type=Path, help="the --output_dir of a run")
-    try:
-        print(write_report(parser.parse_args(argv).output_dir))
-    except UserError as error:
-        ending.refuse(error)
+    given = parser.parse_args(argv)
+    run_work(lambda: print(write_report(given.output_dir)))
 
 
 if __name__ == "__main__":

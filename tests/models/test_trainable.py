@@ -1,18 +1,24 @@
 """--freeze keeps weights, and --layer_lr_decay trains lower layers at smaller rates."""
 
+from types import SimpleNamespace
+
 import pytest
 from families import MASKED_LM, small
 from torch import nn
 
 from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
-from shared.models.trainable import freeze
+from shared.models.trainable import Frozen
 from shared.optimization.optimizers import set_learning_rate
 from shared.options.data_options import ModelOptions
 
 
 def new():
     return small("bert", MASKED_LM)  # of three layers
+
+
+def freeze(model, patterns):
+    Frozen().given(SimpleNamespace(config=ModelOptions(freeze=patterns)), model)
 
 
 def frozen(model):

@@ -17,7 +17,6 @@ from training_line import TRAINING
 
 from shared.config import options
 from shared.extras.curves import Panel
-from shared.report import __main__ as report
 from shared.report import page
 from shared.report.mistakes import mistakes
 from shared.report.page import Report
@@ -170,12 +169,10 @@ def test_the_end_of_a_run_says_where_its_time_went_and_where_its_pictures_are(tm
     assert said.err.startswith("warning: curves.png was not written: IsADirectoryError")
 
 
-def test_the_command_writes_the_page_or_names_the_problem(tmp_path, capsys):
-    write_run(tmp_path)
-
-    report.main([str(tmp_path)])
-    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+def test_the_command_writes_the_page_or_names_the_problem(tmp_path):
+    command = [sys.executable, "-m", "shared.report"]
+    assert runs.run([*command, write_run(tmp_path)]).stdout == f"{tmp_path / 'report.html'}\n"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    done = runs.run([sys.executable, "-m", "shared.report", tmp_path / "missing"])
+    done = runs.run([*command, tmp_path / "missing"])
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "has no config.yaml" in done.stderr

@@ -1,5 +1,6 @@
 """Which parameters of a model train, and the average that is evaluated and exported: --freeze and --ema_decay."""
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,14 +19,17 @@ class Frozen(Hook):
     are those of `fnmatch`. Frozen modules keep their dropout, and frozen batch norms still update their statistics.
     """
 
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = patterns
+
     def given(self, run: Any, model: nn.Module) -> None:
         """Freeze the parameters that one of the patterns names.
 
         Raises:
             UserError: a pattern names no parameter, or all parameters would be frozen.
         """
-        parameters, patterns = dict(model.named_parameters()), run.config.freeze
-        for pattern in patterns:
+        parameters, flag = dict(model.named_parameters()), f"--freeze {' '.join(self.patterns)}"
+        for pattern in self.patterns:
             found = [name for name in parameters if fnmatchcase(f".{name}.", f"*.{pattern}.*")]
             if not found:
                 modules = [name for name, module in model.named_modules() if name and name.count(".") < 2]
@@ -37,9 +41,9 @@ class Frozen(Hook):
                 parameters[name].requires_grad_(False)
         sizes = [p.numel() for p in parameters.values() if not p.requires_grad]
         if len(sizes) == len(parameters):
-            raise UserError(f"--freeze {' '.join(patterns)} freezes all parameters: leave some to train")
+            raise UserError(f"{flag} freezes all parameters: leave some to train")
         total = sum(p.numel() for p in parameters.values())
-        say(f"--freeze {' '.join(patterns)}: {sum(sizes):,} of {total:,} weights are frozen")
+        say(f"{flag}: {sum(sizes):,} of {total:,} weights are frozen")
 
 
 class WeightAverage(Hook):

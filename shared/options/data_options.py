@@ -214,7 +214,7 @@ class ModelOptions(DataOptions):
 
     def hooks(self) -> list[Hook]:
         """As in the base class, after those that freeze parameters, choose the export, and average weights."""
-        frozen = [Frozen()] if self.freeze else []
+        frozen = [Frozen(self.freeze)] if self.freeze else []
         average = [] if self.ema_decay is None else [WeightAverage(self.ema_decay)]
         return [*frozen, Pretrained(), *average, *super().hooks()]
 

@@ -1,7 +1,5 @@
 """--freeze keeps weights, and --layer_lr_decay trains lower layers at smaller rates."""
 
-from types import SimpleNamespace
-
 import pytest
 from families import MASKED_LM, small
 from torch import nn
@@ -15,10 +13,6 @@ from shared.options.data_options import ModelOptions
 
 def new():
     return small("bert", MASKED_LM)  # of three layers
-
-
-def freeze(model, patterns):
-    Frozen().given(SimpleNamespace(config=ModelOptions(freeze=patterns)), model)
 
 
 def frozen(model):
@@ -36,7 +30,7 @@ def frozen(model):
 )
 def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, expected, capsys):
     model = new()
-    freeze(model, patterns)
+    Frozen(patterns).given(None, model)
     assert frozen(model) == {name for name, _ in model.named_parameters() if expected(name)} != set()
     count = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     assert f"--freeze {' '.join(patterns)}: {count:,} of " in capsys.readouterr().err
@@ -44,9 +38,9 @@ def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, ex
 
 def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are_refused():
     with pytest.raises(UserError, match=r"--freeze encoder\.layers: no parameter of the BertForMaskedLM has such a"):
-        freeze(new(), ["encoder.layers"])
+        Frozen(["encoder.layers"]).given(None, new())
     with pytest.raises(UserError, match=r"--freeze bert cls freezes all parameters: leave some to train"):
-        freeze(new(), ["bert", "cls"])
+        Frozen(["bert", "cls"]).given(None, new())
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])

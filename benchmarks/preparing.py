@@ -53,7 +53,7 @@ def docstrings() -> list[str]:
     """The embedded texts."""
     from shared.demo_data import texts
 
-    return texts.documents()["text"].to_pylist()
+    return [text for part in texts.documents() for text in part["text"].to_pylist()]
 
 
 def numbered_docstrings() -> Iterator[str]:
@@ -64,12 +64,14 @@ def numbered_docstrings() -> Iterator[str]:
 
 def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer that is trained on the docstrings, with the config of a model."""
+    import pyarrow as pa
     from transformers import BertConfig
 
     from shared.demo_data import texts
     from shared.text.tokenized import train_tokenizer
 
-    train_tokenizer(texts.documents(), ("text",), "wordpiece", VOCABULARY, 512).save_pretrained(folder)
+    documents = pa.concat_tables(texts.documents())
+    train_tokenizer(documents, ("text",), "wordpiece", VOCABULARY, 512).save_pretrained(folder)
     BertConfig(vocab_size=VOCABULARY).save_pretrained(folder)
 
 

@@ -19,8 +19,8 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
-from shared.errors import UserError, about, count_of
-from shared.processes import ending
+from shared.errors import about, count_of
+from shared.run.recipes import run_work
 
 ROOT = Path(__file__).parent.parent
 OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
@@ -84,7 +84,7 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
     for file in behind:
         copied = target / file.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)
-        for part in file.parent.glob(f"{file.stem}.*"):  # with its template, which has the same name
+        for part in (*file.parent.glob(f"{file.stem}.*"), *file.parent.glob("*.md")):  # its template or table; licenses
             shutil.copyfile(part, copied.with_name(part.name))
     shutil.copyfile(recipe, target / recipe.name)
     for name in OTHERS:
@@ -99,16 +99,13 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Copy, and end this process with exit code 2 after a user error."""
+    """Copy, and end this process, with exit code 2 after a user error."""
     parser = argparse.ArgumentParser(prog="python -m shared.vendor", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("recipe", type=Path)
     parser.add_argument("target", type=Path, help="a new folder")
     parser.add_argument("modules", nargs="*", help="further modules of shared/, such as shared.predict")
     given = parser.parse_args(argv)
-    try:
-        print(vendor(given.recipe, given.target, given.modules))
-    except UserError as error:
-        ending.refuse(error)
+    run_work(lambda: print(vendor(given.recipe, given.target, given.modules)))
 
 
 if __name__ == "__main__":

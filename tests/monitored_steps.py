@@ -79,7 +79,7 @@ def timed_steps(accelerator, clock, steps=2):
 
 def rows(**values):
     """The figures of three processes, which are equal except for those given in `values`."""
-    names = ["data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "flops", "tokens"]
-    names += ["positions", "seconds", "peak_flops", "peak_memory", "reserved_memory"]
+    names = ["data_wait", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "flops"]
+    names += ["tokens", "positions", "seconds", "peak_flops", "peak_memory", "reserved_memory"]
     same = {name: np.ones(3) for name in names}
     return same | {name: np.array(three) for name, three in values.items()}

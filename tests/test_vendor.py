@@ -22,6 +22,7 @@ def test_a_copied_recipe_trains_without_this_project(texts, tmp_path):
     assert "of shared/ with" in said
     assert packages >= PACKAGES | {"scikit-learn", "scipy"}  # of metrics, which import them when they compute
     assert (target / "LICENSE").is_file()
+    assert {path.name for path in (target / "shared/demo_data").glob("*.[mp]*")} >= {"embedded.md", "texts.parquet"}
     flags = [*texts, *runs.TINY, "--max_train_steps", 2, "--eval_steps", 2, "--output_dir", tmp_path / "run"]
     config = target / "accelerate_configs/cpu.yaml"
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, "nlp.py", *flags]

@@ -125,32 +125,29 @@ class Augmentation:
         The side is `train_image_size`, or that of the evaluation: Touvron et al. 2019, "Fixing the train-test
         resolution discrepancy".
         """
-        with torch.autocast(batch["images"].device.type, enabled=False):
-            return self._training(micro_batch, batch)
-
-    def _training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         config, draw = self.config, Draws(self.config.seed, micro_batch, batch["images"].device)
-        boxes = crop_boxes(draw, batch["aspects"], config.min_crop_area)
-        if config.horizontal_flip:
-            boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
-        images = self.cut(batch["images"], boxes)
-        if config.trivial_augment:
-            operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
-            images = change_at_random(images, operation, np.floor(magnitude * LEVELS), sign, WIDE)
-        for i in range(config.rand_augment or 0):
-            operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
-            images = change_at_random(images, operation, config.ra_magnitude or 9, sign, USUAL)
-        for name in ("brightness", "contrast", "saturation") if config.color_jitter else ():
-            factors = draw(name, max(0.0, 1 - config.color_jitter), 1 + config.color_jitter)[:, None, None, None]
-            images = enhance(images, name, factors)
-        if config.hue:
-            images = hue(images, draw("hue", -config.hue, config.hue)[:, None, None, None])
-        images = self.normalize(images)
-        if config.random_erasing:
-            images = images.masked_fill(erased(draw, images.shape[-1], config.random_erasing)[:, None], 0.0)
-        if not (config.mixup or config.cutmix):
-            return images, None
-        return mix(images, draw, config.mixup, config.cutmix)
+        with torch.autocast(draw.device.type, enabled=False):
+            boxes = crop_boxes(draw, batch["aspects"], config.min_crop_area)
+            if config.horizontal_flip:
+                boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
+            images = self.cut(batch["images"], boxes)
+            if config.trivial_augment:
+                operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
+                images = change_at_random(images, operation, np.floor(magnitude * LEVELS), sign, WIDE)
+            for i in range(config.rand_augment or 0):
+                operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
+                images = change_at_random(images, operation, config.ra_magnitude or 9, sign, USUAL)
+            for name in ("brightness", "contrast", "saturation") if config.color_jitter else ():
+                factors = draw(name, max(0.0, 1 - config.color_jitter), 1 + config.color_jitter)[:, None, None, None]
+                images = enhance(images, name, factors)
+            if config.hue:
+                images = hue(images, draw("hue", -config.hue, config.hue)[:, None, None, None])
+            images = self.normalize(images)
+            if config.random_erasing:
+                images = images.masked_fill(erased(draw, images.shape[-1], config.random_erasing)[:, None], 0.0)
+            if not (config.mixup or config.cutmix):
+                return images, None
+            return mix(images, draw, config.mixup, config.cutmix)
 
     def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
         """Cut the boxes out of decoded images and scale them to the size of the training."""

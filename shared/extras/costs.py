@@ -26,8 +26,6 @@ from shared.errors import count_of
 from shared.monitoring.hooks import Hook
 
 BEHIND = 0.1  # a process that works longer than the others by more than this share is named
-PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
-
 COMPUTED = ("forward_backward", "communication", "optimizer")  # parts in which a GPU should have work waiting for it
 CAUGHT_UP = 1e-3  # seconds; a GPU that is less than this behind the host has run out of work
 TRUSTED = 10.0  # seconds; the clocks of host and GPU drift apart by some 0.01 % of the time that passes
@@ -43,8 +41,9 @@ NAMES = {
     "checkpoint": "checkpoints",
     "rest": "outside the model",
 }
+PARTS = (*NAMES, "profile")
 SHORT = 60.0  # seconds; a shorter run spends its time on one-time work, such as imports for the first evaluation
-SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of the time of the steps, in a training line
+SHARES = ("data_wait", *COMPUTED)  # of the time of the steps, in a training line
 
 
 class Costs(Hook):
@@ -89,10 +88,10 @@ class Costs(Hook):
         parts = self.stopwatch.read()
         waited = self.loader.seconds_waited - self.waited_before
         if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
-            waited = min(waited, parts["data"])
+            waited = min(waited, parts["data_wait"])
         peak_memory, reserved_memory = memory(self.device)
         return parts | {
-            "data": waited,
+            "data_wait": waited,
             "positions": self.positions,
             "peak_memory": peak_memory,
             "reserved_memory": reserved_memory,
@@ -110,7 +109,7 @@ class Costs(Hook):
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.training:  # without DDP's wrapper, evaluation calls this hook as well
-            self.stopwatch.mark("forward_backward" if self.in_pass else "data")
+            self.stopwatch.mark("forward_backward" if self.in_pass else "data_wait")
         self.in_pass = model.training and torch.is_grad_enabled()  # a backward pass follows
         if self.in_pass:
             self.positions += positions_of(args, kwargs, self.is_sequence)
@@ -138,8 +137,7 @@ def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     mean = dict(zip(rows, np.mean([*rows.values()], axis=1).tolist(), strict=True))
     seconds = mean["seconds"]
     figures = {
-        "data_wait": mean["data"] / seconds,
-        **{part: mean[part] / seconds for part in COMPUTED},
+        **{part: mean[part] / seconds for part in SHARES},
         "peak_memory_bytes": rows["peak_memory"].max(),
         "reserved_memory_bytes": rows["reserved_memory"].max(),
     }
@@ -147,7 +145,7 @@ def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
         figures["padding"] = 1 - rows["tokens"].sum() / rows["positions"].sum()
     if "watched" in rows and rows["watched"].any():
         figures["host_bound"] = rows["starved"].sum() / rows["watched"].sum()
-    work = rows["data"] + rows["forward_backward"] + rows["optimizer"]
+    work = rows["data_wait"] + rows["forward_backward"] + rows["optimizer"]
     if len(work) > 1 and work.min() > 0:
         slowest = int(work.argmax())
         behind = work[slowest] / np.delete(work, slowest).mean() - 1

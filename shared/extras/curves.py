@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.extras.costs import NAMES, SHARES
+from shared.extras.costs import COMPUTED, NAMES
 
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
-COLUMN = 3.6  # inches, the width of a panel
+WIDE, HIGH = 3.6, 2.5  # inches, the cell of a panel
+LEFT, RIGHT, TOP, BOTTOM, ROW = 0.2, 0.03, 0.13, 0.2, 0.06  # shares of a cell beside its axes; of a row of a legend
 FEW = 40  # points; a series of at most so many gets dots
 LARGEST = 1e100  # a value that is shown; so that no computation overflows
 # Color-blind readers can tell the lines apart.
 STYLE: list[Any] = [
     "seaborn-v0_8-whitegrid",
     "tableau-colorblind10",
-    {"font.size": 9, "axes.titlelocation": "left", "legend.frameon": True, "lines.markersize": 5},
+    {"font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": True, "lines.markersize": 5},
     {"grid.color": "0.92", "axes.edgecolor": "0.8"},
 ]
 
@@ -44,22 +45,30 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # about fonts and layouts
         from matplotlib import style
         from matplotlib.figure import Figure  # not pyplot, which has global state and looks for a display
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-        panels = [panel for panel in find_panels(lines) if panel.series]
+        panels = find_panels(lines)
         columns = min(3, max(1, len(panels)))
         rows = max(1, math.ceil(len(panels) / columns))
         last_step = max([1, *(line["step"] for line in lines)])
         with style.context(STYLE):
-            figure = Figure(figsize=(COLUMN * columns, 2.5 * rows), dpi=150)
-            for position, panel in enumerate(panels, start=1):
-                draw_panel(figure.add_subplot(rows, columns, position), panel, last_step)
-            ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08).execute(figure)  # inches; an argument would draw it twice
+            figure = Figure(figsize=(WIDE * columns, HIGH * rows), dpi=150)
+            for position, panel in enumerate(panels):
+                column, row = position % columns, rows - 1 - position // columns
+                many = len(panel.series) > 3  # inside the axes, their legend would hide what it explains
+                below = BOTTOM + many * min(ROW * math.ceil(len(panel.series) / 2), 0.5)
+                size = (1 - LEFT - RIGHT) / columns, (1 - TOP - below) / rows
+                axes = figure.add_axes(((column + LEFT) / columns, (row + below) / rows, *size))
+                draw_panel(axes, panel, last_step)
+                if many:
+                    place, unit = ((column + 0.5) / columns, row / rows), figure.transFigure
+                    axes.legend(loc="lower center", bbox_to_anchor=place, bbox_transform=unit, ncols=2, fontsize=7)
+                elif all(panel.series):  # they have names
+                    axes.legend()
             figure.savefig(picture)
 
 
 def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """The panels in reading order; a panel without logged values has no series."""
+    """The panels that have logged values, in reading order."""
     keys = dict.fromkeys(key for line in lines for key in line)  # in the order of their first appearance
 
     def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[Any, Any]]:
@@ -79,9 +88,9 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     norms = series({"grad_norm": ""})
     positive = sorted(value for _, values in norms.values() for value in values if value > 0)
     spikes = bool(positive) and positive[-1] > 20 * positive[len(positive) // 2]
-    parts = {part: NAMES[part] for part in SHARES if part != "data_wait"}
+    parts = {part: NAMES[part] for part in COMPUTED}
     rate = "tokens" if "tokens_per_second" in keys else "samples"
-    return [
+    panels = [
         Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
         Panel("Evaluation", scores, from_zero=False),
         Panel("Learning rate", series({"learning_rate": ""})),
@@ -92,6 +101,7 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
         Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB"),
         Panel("MFU and padding", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
     ]
+    return [panel for panel in panels if panel.series]
 
 
 def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
@@ -101,7 +111,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     for label, (steps, values) in panel.series.items():
         axes.plot(steps, values, marker="o" if len(steps) <= FEW else None, label=label)
     axes.set_title(panel.title)
-    axes.set_ylabel(panel.unit)
+    axes.set_title(panel.unit, loc="right", fontsize=8)
     points = [point for line in panel.series.values() for point in zip(*line, strict=True)]
     shown = sorted(step for step, value in points if step > 0 and math.isfinite(value))
     log_steps = panel.log_steps and bool(shown) and shown[-1] >= 10 * shown[0]  # fewer would have few ticks or none
@@ -120,11 +130,6 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
         axes.update_datalim([(0, 0), (0, panel.top)])
         axes.autoscale_view(scalex=False)
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
-    if all(panel.series):  # they have names
-        if len(panel.series) <= 3:
-            axes.legend()
-        else:  # inside it would hide what it explains
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2, fontsize=7)
 
 
 def short(value: float) -> str:

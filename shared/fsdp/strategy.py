@@ -26,7 +26,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import NEW_RUN, read_state
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
-from shared.compat import of_accelerate_fsdp
+from shared.compat import of_accelerate
 from shared.config.options import Options, Rule
 from shared.errors import UserError
 from shared.models.trainable import repeated_layers
@@ -95,11 +95,14 @@ class Sharding(Hook):
             return
         run.strategy = Fsdp()
         if run.accelerator.device.type == "cpu":
-            of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
+            of_accelerate.use_fsdp_on_cpu(run.accelerator)
 
 
-class SaverWithoutFrozen(Saver):
-    """Leaves out the frozen parameters of a pretrained model; state.json has their digest."""
+class SaverOfWhole(Saver):
+    """Saves a model that is not sharded, and loads checkpoints of either kind.
+
+    The frozen parameters of a pretrained model are left out; state.json has their digest.
+    """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         super().__init__(accelerator, config, plan)
@@ -120,7 +123,10 @@ class SaverWithoutFrozen(Saver):
         Raises:
             UserError: the frozen parameters differ from those of the run that saved the checkpoint.
         """
-        super().load_tensors(checkpoint)
+        if is_sharded(checkpoint):  # has them, and no digest
+            load_shard(checkpoint, self.model, self.optimizer)
+        else:
+            super().load_tensors(checkpoint)
         if read_state(checkpoint).get("frozen") not in (None, self.digest):
             raise UserError(
                 f"{checkpoint} belongs to a run with other frozen weights: --model_name_or_path must name the model "
@@ -144,16 +150,6 @@ def digest_of(tensors: Iterable[Tensor]) -> dict[str, str]:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
         found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
     return {ALGORITHM: found.hexdigest()}
-
-
-class SaverOfWhole(SaverWithoutFrozen):
-    """Saves a model that is not sharded, and loads checkpoints of either kind."""
-
-    def load_tensors(self, checkpoint: Path) -> None:
-        if is_sharded(checkpoint):
-            load_shard(checkpoint, self.model, self.optimizer)
-        else:
-            super().load_tensors(checkpoint)
 
 
 class ShardedSaver(Saver):
@@ -255,7 +251,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
     collectives.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    settings = of_accelerate_fsdp.fsdp_settings(accelerator)
+    settings = accelerator.state.fsdp_plugin  # what the launcher's `fsdp_config` asks for
     for each in model.parameters():  # FSDP2 refuses channels-last, and a convolution takes the format of its images
         each.data = each.data.contiguous()
     for layer in units(model):

@@ -13,38 +13,37 @@ from shared.monitoring.hooks import Hook
 
 
 class Frozen(Hook):
-    """Freezes the parameters of --freeze before the run looks at the model."""
-
-    def given(self, run: Any, model: nn.Module) -> None:
-        freeze(model, run.config.freeze)
-
-
-def freeze(model: nn.Module, patterns: Sequence[str] | None) -> None:
-    """Freeze the parameters that one of the patterns names, and print how many values are frozen.
+    """Freezes the parameters that --freeze names, before the run looks at the model, and prints how many values.
 
     A pattern names a module or a parameter at any depth: `embeddings`, `layers.0`, `layers.[0-5]`, `*.bias`. Wildcards
     are those of `fnmatch`. Frozen modules keep their dropout, and frozen batch norms still update their statistics.
-
-    Raises:
-        UserError: a pattern names no parameter, or all parameters would be frozen.
     """
-    parameters = dict(model.named_parameters())
-    for pattern in patterns or ():
-        found = [name for name in parameters if fnmatchcase(f".{name}.", f"*.{pattern}.*")]
-        if not found:
-            modules = [name for name, module in model.named_modules() if name and name.count(".") < 2]
-            raise UserError(
-                f"--freeze {pattern}: no parameter of the {type(model).__name__} has such a name: its modules are "
-                f"{listed(modules)}"
-            )
-        for name in found:
-            parameters[name].requires_grad_(False)
-    if patterns:
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = patterns
+
+    def given(self, run: Any, model: nn.Module) -> None:
+        """Freeze the parameters that one of the patterns names.
+
+        Raises:
+            UserError: a pattern names no parameter, or all parameters would be frozen.
+        """
+        parameters, flag = dict(model.named_parameters()), f"--freeze {' '.join(self.patterns)}"
+        for pattern in self.patterns:
+            found = [name for name in parameters if fnmatchcase(f".{name}.", f"*.{pattern}.*")]
+            if not found:
+                modules = [name for name, module in model.named_modules() if name and name.count(".") < 2]
+                raise UserError(
+                    f"--freeze {pattern}: no parameter of the {type(model).__name__} has such a name: its modules are "
+                    f"{listed(modules)}"
+                )
+            for name in found:
+                parameters[name].requires_grad_(False)
         sizes = [p.numel() for p in parameters.values() if not p.requires_grad]
         if len(sizes) == len(parameters):
-            raise UserError(f"--freeze {' '.join(patterns)} freezes all parameters: leave some to train")
+            raise UserError(f"{flag} freezes all parameters: leave some to train")
         total = sum(p.numel() for p in parameters.values())
-        say(f"--freeze {' '.join(patterns)}: {sum(sizes):,} of {total:,} weights are frozen")
+        say(f"{flag}: {sum(sizes):,} of {total:,} weights are frozen")
 
 
 class WeightAverage(Hook):

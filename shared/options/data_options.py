@@ -214,8 +214,9 @@ class ModelOptions(DataOptions):
 
     def hooks(self) -> list[Hook]:
         """As in the base class, after those that freeze parameters, choose the export, and average weights."""
+        frozen = [Frozen(self.freeze)] if self.freeze else []
         average = [] if self.ema_decay is None else [WeightAverage(self.ema_decay)]
-        return [Frozen(), Pretrained(), *average, *super().hooks()]
+        return [*frozen, Pretrained(), *average, *super().hooks()]
 
 
 def places(names: str | Sequence[str]) -> list[Path]:

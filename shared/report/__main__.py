@@ -5,19 +5,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.errors import UserError
-from shared.processes import ending
+from shared.errors import about
 from shared.report.page import write_report
+from shared.run.recipes import run_work
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write it, and end this process with exit code 2 after a user error."""
+    """Write it, and end this process, with exit code 2 after a user error."""
     parser = argparse.ArgumentParser(prog="python -m shared.report", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("output_dir", type=Path, help="the --output_dir of a run")
-    try:
-        print(write_report(parser.parse_args(argv).output_dir))
-    except (UserError, OSError) as error:  # others may read the folder, and not write it
-        ending.refuse(UserError(error))
+    folder = parser.parse_args(argv).output_dir
+
+    def write() -> None:
+        with about(str(folder)):  # others may read the folder, and not write it
+            print(write_report(folder))
+
+    run_work(write)
 
 
 if __name__ == "__main__":

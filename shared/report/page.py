@@ -27,7 +27,7 @@ from shared.monitoring.log import not_fatal, put, read_metrics
 from shared.report import mistakes
 from shared.run.recipes import recipe_of
 
-REPORT, CARD, CURVES = "report.html", "launch_card.txt", "curves.png"
+REPORT, CARD, CURVES, METRICS = "report.html", "launch_card.txt", "curves.png", "metrics.jsonl"
 MOST_EVALUATIONS = 12  # in their table
 FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
 MOST_POINTS = 400  # of a line
@@ -52,7 +52,7 @@ class Report(Hook):
     def ended(self, run: Any) -> None:
         """Print where the time went and where the page is."""
         config, folder = run.config, Path(run.config.output_dir)
-        lines = read_metrics(folder / "metrics.jsonl")
+        lines = read_metrics(folder / METRICS)
         # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
         compressed = config.gradient_compression != "none" or run.accelerator.is_fsdp2
         unpacked = getattr(config, "packing", None) is False
@@ -61,24 +61,21 @@ class Report(Hook):
         with not_fatal(CURVES):
             draw_curves(lines, folder / CURVES)
         with not_fatal(REPORT):
-            put(f"  {write_report(folder, lines)} shows the run in a browser")
+            put(f"  {write_report(folder)} shows the run in a browser")
 
 
-def write_report(folder: Path, lines: Lines | None = None) -> Path:
+def write_report(folder: Path) -> Path:
     """Write report.html into the output folder of a run, finished or not, and return its path.
-
-    Args:
-        lines: those of metrics.jsonl (`log.read_metrics`); None: they are read, if the file exists.
 
     Raises:
         UserError: the folder is not that of a run, or one of its files is damaged.
     """
     file = folder / REPORT
-    replace_file(file, page(folder, lines))
+    replace_file(file, page(folder))
     return file
 
 
-def page(folder: Path, lines: Lines | None = None) -> str:
+def page(folder: Path) -> str:
     """The page of a run. Whatever a file of the run lacks is left out; all texts are escaped.
 
     Raises:
@@ -92,8 +89,7 @@ def page(folder: Path, lines: Lines | None = None) -> str:
     # The page allows its own script, by its digest, and no other to run.
     environment.filters["sha256"] = lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = environment.from_string(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
-    if lines is None:
-        lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+    lines = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
     with about(str(folder / mistakes.FILE)):
         found = json.loads(read(folder / mistakes.FILE) or "{}")
     spent = seconds_by_part(lines)
@@ -103,7 +99,7 @@ def page(folder: Path, lines: Lines | None = None) -> str:
         steps=count_of(last_step, "step"),
         end=lines[-1] if lines else {},
         evaluations=evaluations(lines),
-        figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines) if panel.series],
+        figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines)],
         found=found,
         exp=math.exp,
         scatter=scatter(found["points"]) if found.get("points") else None,

@@ -13,7 +13,6 @@ from shared.datasets.readers import blocks, find_files, is_compressed, opened
 from shared.datasets.rows import load_files, named, source_of, with_content
 from shared.datasets.tables import hold_out, limited, read_parts
 from shared.demo_data import texts as demo_texts
-from shared.demo_data.embedded import in_splits
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
@@ -124,7 +123,7 @@ def load_documents(config: DataOptions, text_column_name: str) -> list[pa.Table]
 
 def embedded_documents() -> list[pa.Table]:
     """The default data: docstrings."""
-    parts = zip(("train", "validation"), in_splits(demo_texts.documents()), strict=True)
+    parts = zip(("train", "validation"), demo_texts.documents(), strict=True)
     return [named(table, f"the embedded docstrings ({part})") for part, table in parts]
 
 

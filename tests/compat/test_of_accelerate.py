@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
-from shared.compat import of_accelerate, of_accelerate_fsdp
+from shared.compat import of_accelerate
 from shared.errors import UserError
 
 ACCELERATE = f"accelerate {version('accelerate')}"
@@ -80,8 +80,8 @@ def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(acce
     monkeypatch.setenv("FSDP_VERSION", "2")
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
     assert not accelerator.is_fsdp2
-    of_accelerate_fsdp.use_fsdp_on_cpu(accelerator)
+    of_accelerate.use_fsdp_on_cpu(accelerator)
     AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
     assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not switch FSDP on"
-    assert of_accelerate_fsdp.fsdp_settings(accelerator).reshard_after_forward is False
-    assert of_accelerate_fsdp.fsdp_settings(accelerator).cpu_offload is not None
+    assert accelerator.state.fsdp_plugin.reshard_after_forward is False
+    assert accelerator.state.fsdp_plugin.cpu_offload is not None

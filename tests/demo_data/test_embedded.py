@@ -31,11 +31,10 @@ def test_the_labels_are_balanced_and_the_documents_contain_the_labeled_texts():
     assert labels[0].keys() == labels[1].keys()
     assert len(labels[0]) == 5
     assert max(labels[0].values()) < 2 * min(labels[0].values())
-    documents = texts.documents()
-    assert documents.column_names == ["text", "file", "split"]
-    labeled = {text for part in texts.load() for text in part["text"].to_pylist()}
-    assert labeled <= set(documents["text"].to_pylist())
-    assert documents.num_rows > len(labeled)
+    for documents, labeled in zip(texts.documents(), texts.load(), strict=True):
+        assert documents.column_names == ["text", "file"]
+        assert set(labeled["text"].to_pylist()) <= set(documents["text"].to_pylist())
+        assert documents.num_rows > labeled.num_rows
 
 
 def test_the_tags_of_functions_are_iob2():

@@ -64,7 +64,7 @@ def test_a_resumed_run_reports_the_times_of_its_own_steps_only(accelerator, cloc
 
 
 def test_memory_is_the_maximum_over_processes_and_shares_are_means():
-    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6]))
+    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data_wait=[0.0, 0.3, 0.6]))
     assert figures["peak_memory_bytes"] == 7
     assert figures["data_wait"] == pytest.approx(0.3)
 
@@ -117,7 +117,7 @@ def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monk
         watch.read()
         assert event.waits == 2, "one wait for each reading"
         # One event before each pass, one after it, one after the update: each ends the part since the previous event.
-        assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
+        assert (passed["data_wait"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import nn
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.errors import UserError
-from shared.fsdp.strategy import SaverWithoutFrozen, digest_of, frozen_parameters
+from shared.fsdp.strategy import SaverOfWhole, digest_of, frozen_parameters
 from shared.optimization.optimizers import make_optimizer
 from shared.options.text_options import TextOptions
 from shared.plan.batches import Plan
@@ -25,7 +25,7 @@ def saver_of(model, accelerator, folder):
     accelerator.free_memory()
     config = TextOptions(model_name_or_path="base", output_dir=str(folder))
     accelerator.prepare(model, make_optimizer(model, config))
-    return SaverWithoutFrozen(accelerator, config, Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1))
+    return SaverOfWhole(accelerator, config, Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from shared.compat import of_accelerate_fsdp
+from shared.compat import of_accelerate
 from shared.fsdp.strategy import shard, units
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
@@ -62,7 +62,7 @@ def test_a_layer_with_two_names_for_one_parameter_is_a_unit():
 
 def shard_convolutions(accelerator, folder):
     os.environ["FSDP_VERSION"] = "2"
-    of_accelerate_fsdp.use_fsdp_on_cpu(accelerator)
+    of_accelerate.use_fsdp_on_cpu(accelerator)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
     images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ from torch import nn
 
 from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
-from shared.models.trainable import freeze
+from shared.models.trainable import Frozen
 from shared.optimization.optimizers import set_learning_rate
 from shared.options.data_options import ModelOptions
 
@@ -30,7 +30,7 @@ def frozen(model):
 )
 def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, expected, capsys):
     model = new()
-    freeze(model, patterns)
+    Frozen(patterns).given(None, model)
     assert frozen(model) == {name for name, _ in model.named_parameters() if expected(name)} != set()
     count = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     assert f"--freeze {' '.join(patterns)}: {count:,} of " in capsys.readouterr().err
@@ -38,9 +38,9 @@ def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, ex
 
 def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are_refused():
     with pytest.raises(UserError, match=r"--freeze encoder\.layers: no parameter of the BertForMaskedLM has such a"):
-        freeze(new(), ["encoder.layers"])
+        Frozen(["encoder.layers"]).given(None, new())
     with pytest.raises(UserError, match=r"--freeze bert cls freezes all parameters: leave some to train"):
-        freeze(new(), ["bert", "cls"])
+        Frozen(["bert", "cls"]).given(None, new())
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])

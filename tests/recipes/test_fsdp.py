@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from shared.compat import of_accelerate_fsdp
+from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.fsdp.strategy import shard
 from shared.optimization import gradients
@@ -55,11 +55,11 @@ def train_sharded(accelerator, folder):
     from torch.distributed.tensor import DTensor
 
     os.environ["FSDP_VERSION"] = "2"
-    of_accelerate_fsdp.use_fsdp_on_cpu(accelerator)
+    of_accelerate.use_fsdp_on_cpu(accelerator)
     found = {}
     # Memory cannot be pinned without a GPU.
     for name, policy in (("offloaded", CPUOffloadPolicy(pin_memory=False)), ("steps", OffloadPolicy())):
-        of_accelerate_fsdp.fsdp_settings(accelerator).cpu_offload = policy
+        accelerator.state.fsdp_plugin.cpu_offload = policy
         model = build()
         shard(accelerator, model)
         assert all(isinstance(p, DTensor) for p in model.parameters())

@@ -17,7 +17,6 @@ from training_line import TRAINING
 
 from shared.config import options
 from shared.extras.curves import Panel
-from shared.report import __main__ as report
 from shared.report import page
 from shared.report.mistakes import mistakes
 from shared.report.page import Report
@@ -171,14 +170,13 @@ def test_the_end_of_a_run_says_where_its_time_went_and_where_its_pictures_are(tm
     assert said.err.startswith("warning: curves.png was not written: IsADirectoryError")
 
 
-def test_the_command_writes_the_page_or_names_the_problem(tmp_path, capsys):
-    write_run(tmp_path)
-    report.main([str(tmp_path)])
-    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
-    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    (tmp_path / "report.html").unlink()
-    (tmp_path / "report.html").mkdir()
+def test_the_command_writes_the_page_or_names_the_problem(tmp_path):
+    command, page = [sys.executable, "-m", "shared.report"], tmp_path / "report.html"
+    assert runs.run([*command, write_run(tmp_path)]).stdout == f"{page}\n"
+    assert page.read_text().startswith("<!doctype html>")
+    page.unlink()
+    page.mkdir()
     for folder, said in ((tmp_path / "missing", "has no config.yaml"), (tmp_path, "Is a directory")):
-        done = runs.run([sys.executable, "-m", "shared.report", folder])
+        done = runs.run([*command, folder])
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert said in done.stderr

@@ -2,7 +2,7 @@
 
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import arrays_writer, build_once, each_share, mapped_file, read_array
+from shared.cache.prepared import Arrays, build_once, each_share, mapped_file, read_array, write_arrays
 from shared.contrastive.models import static_tokenizer
 from shared.datasets.label_columns import FLAG as LABEL_FLAG
 from shared.datasets.label_columns import numbers_in
@@ -169,14 +169,13 @@ class TextTuples(Dataset):
         self.scores = read_array(scores) if isinstance(scores, Path) else scores
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
-        def build(folder: Path) -> None:
-            with arrays_writer(folder, {}) as append:
-                for start in range(0, len(self.columns[0]), ROWS_AT_ONCE):
-                    rows = slice(start, start + ROWS_AT_ONCE)
-                    each = np.stack([texts.lengths[rows] for texts in self.columns], axis=1).astype(np.int32)
-                    append({"each": each.ravel(), "lengths": each.sum(1, dtype=np.int32), "longest": each.max(1)})
+        def blocks() -> Iterator[Arrays]:
+            for start in range(0, len(self.columns[0]), ROWS_AT_ONCE):
+                rows = slice(start, start + ROWS_AT_ONCE)
+                each = np.stack([texts.lengths[rows] for texts in self.columns], axis=1).astype(np.int32)
+                yield {"each": each.ravel(), "lengths": each.sum(1, dtype=np.int32), "longest": each.max(1)}
 
-        folder = build_once(f"tuples-{FORMAT}-{name}", build)
+        folder = build_once(f"tuples-{FORMAT}-{name}", lambda folder: write_arrays(folder, blocks()))
         each, self.lengths, self.longest = (read_array(folder / f"{n}.npy") for n in ("each", "lengths", "longest"))
         self.text_lengths = each.reshape(-1, len(self.columns))
 

@@ -120,14 +120,14 @@ def test_a_block_that_is_damaged_before_the_join_is_never_left_out(monkeypatch):
 
 
 def test_after_an_interrupted_join_no_item_is_read_again(monkeypatch):
-    join = Division._join
+    build_once = division.build_once
 
-    def interrupted(*args):
-        join(*args)
+    def interrupted(folder, join):
+        join(folder)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Division, "_join", interrupted)
+        patch.setattr(division, "build_once", lambda name, join: build_once(name, lambda it: interrupted(it, join)))
         with pytest.raises(KeyboardInterrupt):
             squares().build()
     check_result()

@@ -19,8 +19,8 @@ from shared.contrastive.models import static_tokenizer
 from shared.datasets.label_columns import FLAG as LABEL_FLAG
 from shared.datasets.label_columns import numbers_in
 from shared.datasets.readers import is_list
-from shared.datasets.rows import ROW_COLUMN, column_of, converted, named, source_of, where
-from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
+from shared.datasets.rows import ROW_COLUMN, column_of, converted, source_of, where
+from shared.datasets.tables import read_file, read_parts, skip_incomplete, split
 from shared.demo_data import pairs
 from shared.encoders.packing import Packing, pack_or_pad, unpack_before_head
 from shared.errors import UserError
@@ -48,11 +48,8 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
     if score and len(columns) > 2:
         raise UserError(f"{FLAG} {' '.join(columns)}: {LABEL_FLAG} {score} has scores of pairs: name two text columns")
 
-    def embedded() -> list[pa.Table]:
-        return [named(table, "the embedded functions") for table in pairs.load()]
-
-    scored = (score,) if score else ()
-    tables = limited(load_tables(config, columns, scored, "regression" if score else None, embedded=embedded), config)
+    scored, kind = ((score,), "regression") if score else ((), None)
+    tables = split(read_parts(config, columns, scored, kind, ("the embedded functions", pairs.load)), config)
     for table in tables if score else ():
         if np.ptp(numbers_in(table, score)) == 0:
             raise UserError(f"{LABEL_FLAG} {score}: all rows of {source_of(table)} have the same score: add others")

@@ -21,9 +21,9 @@ from shared.datasets.label_columns import (
     refuse_outliers,
 )
 from shared.datasets.readers import is_list
-from shared.datasets.rows import INTEGER, blocks_of, column_of, decided, is_text, named, reading_in, source_of, where
-from shared.datasets.tables import limited, load_tables
-from shared.demo_data import texts
+from shared.datasets.rows import INTEGER, blocks_of, column_of, decided, is_text, reading_in, source_of, where
+from shared.datasets.tables import read_parts, split
+from shared.demo_data import texts as demo_texts
 from shared.errors import UserError, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 
@@ -284,11 +284,6 @@ def _decided(
     return table, "multi_label" if marks else kind
 
 
-def embedded_docstrings() -> list[pa.Table]:
-    """The default data: docstrings, each with the library that it comes from."""
-    return [named(table, "the embedded docstrings") for table in texts.load()]
-
-
 def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     """The training rows, the validation rows and the labels, in the order of the pretrained model's outputs.
 
@@ -297,18 +292,12 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     Raises:
         UserError: the data cannot be read, or the labels cannot be learned; or see `refuse_outliers`.
     """
-
-    def learn(table: pa.Table) -> Labels:
-        return Labels.from_table(table, config.label_column_name, config.problem_type, config.label_delimiter)
-
-    columns, label_columns = config.text_column_names, config.label_column_name
-    train, validation = load_tables(
-        config, columns, label_columns, config.problem_type, lambda t: learn(t).encode(t), embedded_docstrings
-    )
-    labels = learn(train)
+    texts, columns, kind = config.text_column_names, config.label_column_name, config.problem_type
+    tables = read_parts(config, texts, columns, kind, embedded=("the embedded docstrings", demo_texts.load))
+    labels = Labels.from_table(tables[0], columns, kind, config.label_delimiter)
+    train, validation = split(tables, config, labels.encode)
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
-    train, validation = limited((train, validation), config)
     if labels.kind == "regression":
         refuse_outliers(train, str(labels.column), labels.encode(train))
     return train, validation, labels

@@ -11,7 +11,7 @@ from shared.cache.prepared import each_share, key_digest, place_to_begin
 from shared.datasets import readers
 from shared.datasets.readers import blocks, find_files, is_compressed, opened
 from shared.datasets.rows import load_files, named, source_of, with_content
-from shared.datasets.tables import hold_out, limited, read_parts
+from shared.datasets.tables import read_parts, split
 from shared.demo_data import texts as demo_texts
 from shared.demo_data.embedded import in_splits
 from shared.errors import UserError
@@ -90,8 +90,7 @@ def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]
 def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tuple[Part, Part]:
     """(corpus, selected documents) for training and for validation.
 
-    Without a second corpus, --validation_split_percentage of the documents are held out: see `hold_out`.
-    --max_train_samples and --max_eval_samples limit the number of documents.
+    Without a second corpus, documents are held out: see `tables.split`.
 
     Args:
         corpora: to train on, and, if there is one, to validate on.
@@ -101,10 +100,7 @@ def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tup
     Raises:
         UserError: there is only one document, so none can be held out.
     """
-    tables = [corpus.documents(source) for corpus in corpora]
-    if len(tables) == 1:
-        tables = [*hold_out(tables[0], config.validation_split_percentage, config.seed)]
-    train, validation = limited((tables[0], tables[1]), config)
+    train, validation = split([corpus.documents(source) for corpus in corpora], config)
     return (corpora[0], train), (corpora[-1], validation)
 
 
@@ -118,14 +114,9 @@ def load_documents(config: DataOptions, text_column_name: str) -> list[pa.Table]
     def read(given: Sequence[str], flag: str, csv_delimiter: str | None) -> pa.Table:
         return of_files(given, flag, text_column_name, csv_delimiter)
 
-    tables = read_parts(config, (), (), embedded=embedded_documents, read=read)
+    embedded = "the embedded docstrings", lambda: in_splits(demo_texts.documents())
+    tables = read_parts(config, (), (), embedded=embedded, read=read)
     return tables if config.train_file else [of_table(table, text_column_name) for table in tables]
-
-
-def embedded_documents() -> list[pa.Table]:
-    """The default data: docstrings."""
-    parts = zip(("train", "validation"), in_splits(demo_texts.documents()), strict=True)
-    return [named(table, f"the embedded docstrings ({part})") for part, table in parts]
 
 
 def of_table(table: pa.Table, column_name: str) -> pa.Table:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from shared.cache.division import cores_of_process
 from shared.cache.prepared import key_digest
-from shared.datasets.rows import FILL_IN, blocks_of, column_of, content_of, is_text, missing, source_of, where
+from shared.datasets.rows import blocks_of, column_of, content_of, is_text, missing, refuse_missing, source_of
 from shared.errors import UserError
 from shared.pretrained.tokenizers import threads_off, unknown_token
 from shared.processes.ending import local_processes
@@ -49,11 +49,8 @@ def text_column(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
 def refuse_empty(table: pa.Table, text_columns: Sequence[str]) -> None:
     """Raise UserError if a row has no text in a column: the rows that --skip_incomplete_rows skips."""
     for name in text_columns:
-        gaps = ((block, np.flatnonzero(missing(block, name))) for block in blocks_of(table))
-        if found := [(block, rows) for block, rows in gaps if len(rows)]:
-            (block, rows), count = found[0], sum(len(rows) for _, rows in found)
-            such = f" ({count:,} such rows)" if count > 1 else ""
-            raise UserError(f"{where(block, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
+        for block in blocks_of(table):
+            refuse_missing(block, name, missing(block, name), what="text")
 
 
 def batches_of(columns: pa.Table) -> Iterator[list[Any]]:

@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from shared.cache.prepared import (
@@ -46,6 +48,12 @@ def parts_of(count: int, smallest: int) -> list[range]:
     """The items 0 ... `count` - 1, such as images, in at most MOST_PARTS parts of at least `smallest`."""
     size = max(smallest, -(-count // MOST_PARTS))
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def parts_by_size(sizes: Sequence[int] | NDArray[np.int64], size: int) -> list[range]:
+    """The items 0 ... len(sizes) - 1 in parts of about `size` in total, or of one larger item."""
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // size)) + 1
+    return [range(start, end) for start, end in pairwise([0, *cuts.tolist(), len(sizes)])]
 
 
 @dataclass(frozen=True)

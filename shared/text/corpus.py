@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from shared.cache.division import parts_by_size
 from shared.cache.prepared import each_share, key_digest, place_to_begin
 from shared.datasets import readers
 from shared.datasets.readers import blocks, find_files, is_compressed, opened
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FLAG = "--text_column_name"
-GROUP_BYTES = 1 << 25  # of small files that become one Arrow file
+GROUP_BYTES = 1 << 25  # about so many of small files become one Arrow file
 COMPRESSION = 4  # assumed size of the content of a compressed file, relative to the file
 KINDS = (*readers.TEXT_FILES, *readers.KINDS)
 TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
@@ -150,7 +151,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
             yield pa.table({"text": texts.cast(pa.large_string())})
 
     source, how = f"{flag} {' '.join(given)}", f"documents {column_name} {csv_delimiter}"
-    groups = small_together(sizes)
+    groups = parts_by_size(sizes, GROUP_BYTES)
     begin = place_to_begin(len(groups))
     found: dict[range, pa.Table] = {}
     for group in groups[begin:] + groups[:begin]:
@@ -158,19 +159,6 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     content = key_digest([digest_of(found[group], found[group]) for group in groups])
     texts = pa.concat_tables(found[group] for group in groups).replace_schema_metadata()  # without the first group's
     return with_content(named(texts, source), content)
-
-
-def small_together(sizes: Sequence[int]) -> list[range]:
-    """Cut a list into ranges of consecutive items with at most GROUP_BYTES, or of one; `sizes` are in bytes."""
-    ranges: list[range] = []
-    room = -1
-    for place, size in enumerate(sizes):
-        if size > room:
-            ranges.append(range(place, place))
-            room = GROUP_BYTES
-        ranges[-1] = range(ranges[-1].start, place + 1)
-        room -= size
-    return ranges
 
 
 def first_texts(documents: pa.Table, most_bytes: int) -> pa.Table:

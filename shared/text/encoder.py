@@ -4,7 +4,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from shared.cache.division import cores_of_process
+from shared.cache.division import cores_of_process, parts_by_size
 from shared.cache.prepared import key_digest
 from shared.datasets.rows import blocks_of, column_of, content_of, is_text, missing, refuse_missing, source_of
 from shared.errors import UserError
@@ -59,10 +59,9 @@ def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
     for batch in filter(len, columns.to_reader(max_chunksize=BATCH_ROWS)):  # a list of all batches may be long
         filled = (pc.fill_null(column.cast(nothing.type), nothing) for column in batch.columns)
         texts = [pc.if_else(pc.utf8_is_space(column), nothing, column) for column in filled]
-        ends = np.cumsum(sum(pc.binary_length(column).to_numpy() for column in texts))
-        cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
-        for start, end in pairwise([0, *cuts.tolist(), len(ends)]):
-            rows = [column.slice(start, end - start).to_pylist() for column in texts]
+        sizes = sum(pc.binary_length(column).to_numpy() for column in texts)
+        for part in parts_by_size(sizes, BATCH_BYTES):
+            rows = [column.slice(part.start, len(part)).to_pylist() for column in texts]
             yield rows[0] if len(rows) == 1 else list(zip(*rows, strict=True))
 
 

@@ -49,7 +49,7 @@ class Labels:
     """The meaning of the label columns: learned from the training table and applied to every table."""
 
     kind: Kind
-    column: str | tuple[str, ...]  # several columns: each contains 0 or 1 for one label
+    columns: tuple[str, ...]  # of several, each contains 0 or 1 for one label
     names: tuple[str, ...] = ()  # the classes or labels in the order of the model's outputs; empty for regression
     values: tuple[str, ...] = ()  # the value in the column for each name, as text
     named: bool = False  # whether `names` come from a ClassLabel of `datasets`, and `values` are its ids
@@ -59,11 +59,6 @@ class Labels:
     def __str__(self) -> str:
         names = f": {listed(self.names, 10)}" if self.names else ""
         return f"{self.kind}, {count_of(self.num_labels, 'label')}{names}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The column or the columns."""
-        return (self.column,) if isinstance(self.column, str) else self.column
 
     @property
     def num_labels(self) -> int:
@@ -99,7 +94,7 @@ class Labels:
         _refuse_contradictions(columns, problem_type, delimiter)
         table, kind = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
         if kind == "regression":
-            labels = cls(kind, columns[0])
+            labels = cls(kind, columns)
             labels.encode(table)  # finds all errors
         elif len(columns) > 1:
             labels = cls(kind, columns, columns, columns)
@@ -133,11 +128,11 @@ class Labels:
             if found.most == 2:
                 say(f"{source} has lists of two 0 or 1: read as 0 or 1 for each of two labels, not as label ids")
             names = tuple(map(str, range(found.most)))
-            return cls(kind, column, names, names, vectors=True)
+            return cls(kind, (column,), names, names, vectors=True)
         if len(distinct) < 2:
             raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
         if classes:
-            return cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
+            return cls(kind, (column,), classes, tuple(map(str, range(len(classes)))), named=True)
         if kind == "classification" and len(distinct) > max(MAX_CLASSES, table.num_rows / 2):
             raise UserError(f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, {TOO_MANY}")
         for name, other in pairwise(sorted(distinct, key=str.strip)):
@@ -145,7 +140,7 @@ class Labels:
                 raise UserError(f"{source} has {name!r} and {other!r}, which differ in white space: make them equal")
         in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
         values = tuple(sorted(distinct, key=in_order))
-        return cls(kind, column, values, values, delimiter=delimiter)
+        return cls(kind, (column,), values, values, delimiter=delimiter)
 
     def ordered(self, names: tuple[str, ...]) -> "Labels":
         """The same labels in the order of `names`, a permutation of the names of these labels."""
@@ -189,7 +184,8 @@ class Labels:
             repeated = np.delete(np.arange(len(rows)), first)[0]
             raise UserError(
                 f"{where(block, int(rows[repeated]))} has the label {self.names[found[repeated]]} twice in "
-                f"{self.column}: write either the labels of each row as a list, or in all rows 0 or 1 for each label"
+                f"{self.columns[0]}: write either the labels of each row as a list, or in all rows 0 or 1 for each "
+                "label"
             )
         return targets
 
@@ -299,5 +295,5 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
     if labels.kind == "regression":
-        refuse_outliers(train, str(labels.column), labels.encode(train))
+        refuse_outliers(train, labels.columns[0], labels.encode(train))
     return train, validation, labels

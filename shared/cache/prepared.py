@@ -272,4 +272,5 @@ def text_once(name: str | None, file: str, compute: Callable[[], str]) -> str:
     """The result of `compute`, which is called once per machine, from this file in the folder `name`; None: no file."""
     if not name:
         return compute()
-    return (build_once(name, lambda folder: (folder / file).write_text(compute())) / file).read_text()
+    folder = build_once(name, lambda folder: (folder / file).write_text(compute()))
+    return (folder / file).read_text()

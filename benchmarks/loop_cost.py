@@ -69,7 +69,7 @@ def ours(data: Any, steps: int, folder: Path) -> None:
     from shared.config import options
     from shared.datasets.labels import Labels
 
-    labels = Labels("classification", "label", ("a", "b"), ("a", "b"))
+    labels = Labels("classification", ("label",), ("a", "b"), ("a", "b"))
     tokenizer = SimpleNamespace(pad_token_id=0)
     nlp.load_data = lambda config: (data, data, labels, tokenizer)
     nlp.build_model = lambda *_: tiny_model()

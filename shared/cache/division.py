@@ -17,15 +17,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from shared.cache.prepared import (
     Arrays,
     Unfinished,
-    arrays_writer,
     build_if_free,
     build_once,
     cache_dir,
@@ -33,6 +35,7 @@ from shared.cache.prepared import (
     place_to_begin,
     read_array,
     share_of_task,
+    write_arrays,
 )
 from shared.errors import UserError
 from shared.processes import ending
@@ -47,6 +50,12 @@ def parts_of(count: int, smallest: int) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
+def parts_by_size(sizes: Sequence[int] | NDArray[np.int64], size: int) -> list[range]:
+    """The items 0 ... len(sizes) - 1 in parts of about `size` in total, or of one larger item."""
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // size)) + 1
+    return [range(start, end) for start, end in pairwise([0, *cuts.tolist(), len(sizes)])]
+
+
 @dataclass(frozen=True)
 class Division:
     """How the folder `name` of the cache is made."""
@@ -55,7 +64,7 @@ class Division:
     parts: Sequence[range]  # of the items; each becomes a block
     make: Callable[[range], Iterator[Arrays]]  # yields the arrays of consecutive batches of a part
     title: str  # of the progress bar: "tokenizing --train_file a.csv"
-    places: Mapping[str, str] = field(default_factory=dict)  # see `arrays_writer`
+    places: Mapping[str, str] = field(default_factory=dict)  # see `write_arrays`
     first: Arrays = field(default_factory=dict)  # come before those of the blocks, and exist also without any block
     threads: int = 1  # of this process
     delay: float = 0  # seconds until the progress bar is shown
@@ -81,7 +90,8 @@ class Division:
         while not is_complete(self.folder):
             try:
                 self.blocks()
-                build_once(self.name, self._join)
+                arrays = chain([self.first], map(self._read, self.parts))
+                build_once(self.name, partial(write_arrays, blocks=arrays, places=self.places))
             except UserError:  # perhaps because another process has joined the blocks and removed them
                 if not is_complete(self.folder):
                     raise
@@ -109,7 +119,8 @@ class Division:
             def write(part: range) -> bool:
                 if is_complete(self.folder):
                     return False
-                written = build_if_free(self._block(part), partial(self._write_block, part))
+                fill = partial(write_arrays, blocks=self.make(part), places=self.places)
+                written = build_if_free(self._block(part), fill)
                 if written and not bar.disable:
                     bar.update(len([*self.shared.glob("*/complete.json")]) - bar.n)
                 return written
@@ -119,12 +130,6 @@ class Division:
                 written = sum(pool.map(write, pending[first:] + pending[:first]))
                 if (pending := self._missing(pending)) and not written:
                     time.sleep(POLL_SECONDS)
-
-    def _write_block(self, part: range, folder: Path) -> None:
-        """Write the arrays of a part into the folder of its block."""
-        with arrays_writer(folder, self.places) as append:
-            for arrays in self.make(part):
-                append(arrays)
 
     def _block(self, part: range) -> str:
         """The name of the folder of the block of a part."""
@@ -136,19 +141,16 @@ class Division:
             return []
         return [part for part in parts if not is_complete(cache_dir() / self._block(part))]
 
-    def _join(self, folder: Path) -> None:
-        """Write the arrays of all parts.
+    def _read(self, part: range) -> Arrays:
+        """The arrays of the block of a part.
 
         Raises:
-            UserError: a block was damaged after it was written.
+            UserError: the block was damaged after it was written.
         """
-        with arrays_writer(folder, self.places) as append:
-            append(self.first)
-            for part in self.parts:
-                block = cache_dir() / self._block(part)
-                if not is_complete(block):
-                    raise UserError(f"{block} is damaged: start again, which writes it again")
-                append({path.stem: read_array(path) for path in sorted(block.glob("*.npy"))})
+        block = cache_dir() / self._block(part)
+        if not is_complete(block):
+            raise UserError(f"{block} is damaged: start again, which writes it again")
+        return {path.stem: read_array(path) for path in sorted(block.glob("*.npy"))}
 
 
 def cores_of_process() -> int:

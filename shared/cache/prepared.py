@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -40,7 +41,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accelerate-recipes"
 
 
-def build_once(name: str, build: Callable[[Path], None]) -> Path:
+def build_once(name: str, build: Callable[[Path], object]) -> Path:
     """The folder `cache_dir()/name`; if it is missing, `build(folder)` fills it.
 
     The first process on a machine builds it in a temporary folder, which is renamed when complete. The other processes
@@ -56,7 +57,7 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
     return cache_dir() / name
 
 
-def build_if_free(name: str, build: Callable[[Path], None]) -> bool:
+def build_if_free(name: str, build: Callable[[Path], object]) -> bool:
     """As `build_once`, without waiting: False if another process is building the folder, True once it is complete."""
     try:
         with locked(cache_dir() / name, wait=False):
@@ -66,7 +67,7 @@ def build_if_free(name: str, build: Callable[[Path], None]) -> bool:
     return True
 
 
-def _build(folder: Path, build: Callable[[Path], None]) -> None:
+def _build(folder: Path, build: Callable[[Path], object]) -> None:
     """Build a folder, whose lock this process holds, unless it is complete."""
     if is_complete(folder):
         return
@@ -182,16 +183,16 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
-@contextmanager
-def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[[Arrays], None]]:
-    """Write arrays of unknown lengths into .npy files: yields a function that appends to NAME.npy for each name.
+def write_arrays(folder: Path, blocks: Iterable[Arrays], places: Mapping[str, str] = {}) -> None:
+    """Write arrays of unknown lengths, which come in blocks: NAME.npy gets the arrays of each name, concatenated.
 
     The files have the bytes that `np.save` writes for the same arrays.
 
     Args:
         folder: of the files.
-        places: {array of places: the array in which they are places}. In what is appended, they count from the end of
-            what was appended before; in the file, from its beginning.
+        blocks: arrays by name; a block may lack some of the names.
+        places: {array of places: the array in which they are places}. In a block, they count from the end of the
+            blocks before it; in the file, from its beginning.
     """
     files: dict[str, BinaryIO] = {}
     empty: dict[str, NDArray[Any]] = {}  # the first array of each name without its rows, for the type
@@ -206,8 +207,7 @@ def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[
         return files[name].tell()
 
     with ExitStack() as stack:
-
-        def append(arrays: Arrays) -> None:
+        for arrays in blocks:
             for name, array in arrays.items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.npy").open("wb"))
@@ -217,8 +217,6 @@ def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[
                 rows = array + lengths[places[name]] if name in places else array
                 files[name].write(np.ascontiguousarray(rows, empty[name].dtype).data)
             lengths.update({name: len(array) for name, array in arrays.items()})
-
-        yield append
         for name in files:
             assert write_header(name) == begins[name], "the header of a longer array has another size"
 
@@ -260,10 +258,7 @@ def shared_array(blocks: Callable[[], Iterable[np.ndarray]], dtype: Any) -> np.n
         return np.concatenate([np.empty(0, dtype), *small])
 
     def build(folder: Path) -> None:
-        with arrays_writer(folder, {}) as append:
-            append({"array": np.empty(0, dtype)})
-            for block in blocks():
-                append({"array": block})
+        write_arrays(folder, ({"array": block} for block in chain([np.empty(0, dtype)], blocks())))
 
     return read_array(build_once(f"array-{digest.hexdigest()}", build) / "array.npy")
 
@@ -277,8 +272,5 @@ def text_once(name: str | None, file: str, compute: Callable[[], str]) -> str:
     """The result of `compute`, which is called once per machine, from this file in the folder `name`; None: no file."""
     if not name:
         return compute()
-
-    def build(folder: Path) -> None:
-        (folder / file).write_text(compute())
-
-    return (build_once(name, build) / file).read_text()
+    folder = build_once(name, lambda folder: (folder / file).write_text(compute()))
+    return (folder / file).read_text()

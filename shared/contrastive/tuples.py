@@ -2,7 +2,7 @@
 
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import arrays_writer, build_once, each_share, mapped_file, read_array
+from shared.cache.prepared import Arrays, build_once, each_share, mapped_file, read_array, write_arrays
 from shared.contrastive.models import static_tokenizer
 from shared.datasets.label_columns import FLAG as LABEL_FLAG
 from shared.datasets.label_columns import numbers_in
 from shared.datasets.readers import is_list
-from shared.datasets.rows import ROW_COLUMN, column_of, converted, named, source_of, where
-from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
+from shared.datasets.rows import ROW_COLUMN, column_of, converted, source_of, where
+from shared.datasets.tables import read_file, read_parts, skip_incomplete, split
 from shared.demo_data import pairs
 from shared.encoders.packing import Packing, pack_or_pad, unpack_before_head
 from shared.errors import UserError
@@ -48,11 +48,8 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
     if score and len(columns) > 2:
         raise UserError(f"{FLAG} {' '.join(columns)}: {LABEL_FLAG} {score} has scores of pairs: name two text columns")
 
-    def embedded() -> list[pa.Table]:
-        return [named(table, "the embedded functions") for table in pairs.load()]
-
-    scored = (score,) if score else ()
-    tables = limited(load_tables(config, columns, scored, "regression" if score else None, embedded=embedded), config)
+    scored, kind = ((score,), "regression") if score else ((), None)
+    tables = split(read_parts(config, columns, scored, kind, ("the embedded functions", pairs.load)), config)
     for table in tables if score else ():
         if np.ptp(numbers_in(table, score)) == 0:
             raise UserError(f"{LABEL_FLAG} {score}: all rows of {source_of(table)} have the same score: add others")
@@ -169,14 +166,13 @@ class TextTuples(Dataset):
         self.scores = read_array(scores) if isinstance(scores, Path) else scores
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
-        def build(folder: Path) -> None:
-            with arrays_writer(folder, {}) as append:
-                for start in range(0, len(self.columns[0]), ROWS_AT_ONCE):
-                    rows = slice(start, start + ROWS_AT_ONCE)
-                    each = np.stack([texts.lengths[rows] for texts in self.columns], axis=1).astype(np.int32)
-                    append({"each": each.ravel(), "lengths": each.sum(1, dtype=np.int32), "longest": each.max(1)})
+        def blocks() -> Iterator[Arrays]:
+            for start in range(0, len(self.columns[0]), ROWS_AT_ONCE):
+                rows = slice(start, start + ROWS_AT_ONCE)
+                each = np.stack([texts.lengths[rows] for texts in self.columns], axis=1).astype(np.int32)
+                yield {"each": each.ravel(), "lengths": each.sum(1, dtype=np.int32), "longest": each.max(1)}
 
-        folder = build_once(f"tuples-{FORMAT}-{name}", build)
+        folder = build_once(f"tuples-{FORMAT}-{name}", lambda folder: write_arrays(folder, blocks()))
         each, self.lengths, self.longest = (read_array(folder / f"{n}.npy") for n in ("each", "lengths", "longest"))
         self.text_lengths = each.reshape(-1, len(self.columns))
 

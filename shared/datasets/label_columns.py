@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
+from shared.cache.prepared import build_once, key_digest, read_array, write_arrays
 from shared.datasets.rows import blocks_of, column_of, content_of, decided, reading_in, refuse_missing, source_of, where
 from shared.errors import UserError
 
@@ -84,13 +83,9 @@ def array_of_blocks(table: pa.Table, blocks: Iterator[np.ndarray], *key: object)
     """
     if not (content := content_of(table)):
         return np.concatenate([*blocks])
-
-    def build(folder: Path) -> None:
-        with arrays_writer(folder, {}) as append:
-            for block in blocks:
-                append({"targets": block})
-
-    return read_array(build_once(f"targets-{key_digest(content, *key)}", build) / "targets.npy")
+    arrays = ({"targets": block} for block in blocks)
+    folder = build_once(f"targets-{key_digest(content, *key)}", lambda folder: write_arrays(folder, arrays))
+    return read_array(folder / "targets.npy")
 
 
 def names_of_ids(

@@ -22,9 +22,9 @@ from shared.datasets.label_columns import (
     refuse_outliers,
 )
 from shared.datasets.readers import is_list
-from shared.datasets.rows import INTEGER, blocks_of, column_of, decided, is_text, named, reading_in, source_of, where
-from shared.datasets.tables import limited, load_tables
-from shared.demo_data import texts
+from shared.datasets.rows import INTEGER, blocks_of, column_of, decided, is_text, reading_in, source_of, where
+from shared.datasets.tables import read_parts, split
+from shared.demo_data import texts as demo_texts
 from shared.errors import UserError, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 
@@ -50,7 +50,7 @@ class Labels:
     """The meaning of the label columns: learned from the training table and applied to every table."""
 
     kind: Kind
-    column: str | tuple[str, ...]  # several columns: each contains 0 or 1 for one label
+    columns: tuple[str, ...]  # of several, each contains 0 or 1 for one label
     names: tuple[str, ...] = ()  # the classes or labels in the order of the model's outputs; empty for regression
     values: tuple[str, ...] = ()  # the value in the column for each name, as text
     named: bool = False  # whether `names` come from a ClassLabel of `datasets`, and `values` are its ids
@@ -60,11 +60,6 @@ class Labels:
     def __str__(self) -> str:
         names = f": {listed(self.names, 10)}" if self.names else ""
         return f"{self.kind}, {count_of(self.num_labels, 'label')}{names}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The column or the columns."""
-        return (self.column,) if isinstance(self.column, str) else self.column
 
     @property
     def num_labels(self) -> int:
@@ -100,7 +95,7 @@ class Labels:
         _refuse_contradictions(columns, problem_type, delimiter)
         table, kind = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
         if kind == "regression":
-            labels = cls(kind, columns[0])
+            labels = cls(kind, columns)
             numbers = labels.encode(table)  # finds all errors
             if len(numbers) > 1 and numbers.min() == numbers.max():
                 raise UserError(
@@ -138,11 +133,11 @@ class Labels:
             if found.most == 2:
                 say(f"{source} has lists of two 0 or 1: read as 0 or 1 for each of two labels, not as label ids")
             names = tuple(map(str, range(found.most)))
-            return cls(kind, column, names, names, vectors=True)
+            return cls(kind, (column,), names, names, vectors=True)
         if len(distinct) < 2:
             raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
         if classes:
-            return cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
+            return cls(kind, (column,), classes, tuple(map(str, range(len(classes)))), named=True)
         if kind == "classification" and len(distinct) > max(MAX_CLASSES, table.num_rows / 2):
             raise UserError(f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, {TOO_MANY}")
         shown: dict[str, str] = {}  # each as a reader sees it
@@ -152,7 +147,7 @@ class Labels:
                 raise UserError(f"{source} has {other!r} and {name!r}, which differ in {how}: make them equal")
         in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
         values = tuple(sorted(distinct, key=in_order))
-        return cls(kind, column, values, values, delimiter=delimiter)
+        return cls(kind, (column,), values, values, delimiter=delimiter)
 
     def ordered(self, names: tuple[str, ...]) -> "Labels":
         """The same labels in the order of `names`, a permutation of the names of these labels."""
@@ -196,7 +191,8 @@ class Labels:
             repeated = np.delete(np.arange(len(rows)), first)[0]
             raise UserError(
                 f"{where(block, int(rows[repeated]))} has the label {self.names[found[repeated]]} twice in "
-                f"{self.column}: write either the labels of each row as a list, or in all rows 0 or 1 for each label"
+                f"{self.columns[0]}: write either the labels of each row as a list, or in all rows 0 or 1 for each "
+                "label"
             )
         return targets
 
@@ -291,11 +287,6 @@ def _decided(
     return table, "multi_label" if marks else kind
 
 
-def embedded_docstrings() -> list[pa.Table]:
-    """The default data: docstrings, each with the library that it comes from."""
-    return [named(table, "the embedded docstrings") for table in texts.load()]
-
-
 def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     """The training rows, the validation rows and the labels, in the order of the pretrained model's outputs.
 
@@ -304,18 +295,12 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     Raises:
         UserError: the data cannot be read, or the labels cannot be learned; or see `refuse_outliers`.
     """
-
-    def learn(table: pa.Table) -> Labels:
-        return Labels.from_table(table, config.label_column_name, config.problem_type, config.label_delimiter)
-
-    columns, label_columns = config.text_column_names, config.label_column_name
-    train, validation = load_tables(
-        config, columns, label_columns, config.problem_type, lambda t: learn(t).encode(t), embedded_docstrings
-    )
-    labels = learn(train)
+    texts, columns, kind = config.text_column_names, config.label_column_name, config.problem_type
+    tables = read_parts(config, texts, columns, kind, embedded=("the embedded docstrings", demo_texts.load))
+    labels = Labels.from_table(tables[0], columns, kind, config.label_delimiter)
+    train, validation = split(tables, config, labels.encode)
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
-    train, validation = limited((train, validation), config)
     if labels.kind == "regression":
-        refuse_outliers(train, str(labels.column), labels.encode(train))
+        refuse_outliers(train, labels.columns[0], labels.encode(train))
     return train, validation, labels

@@ -151,7 +151,7 @@ def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: st
     """The rows of a file, in tables of about BLOCK_BYTES; only a JSON array is in memory as a whole.
 
     The rows of a text file are its lines, in the column text.
-    The columns of a CSV file are untyped text: see `rows.as_written`. The types and columns of a JSON file are those
+    The columns of a CSV file are untyped text: see `rows.reading_of`. The types and columns of a JSON file are those
     of the rows in a block, so they may differ between blocks.
 
     Args:
@@ -232,11 +232,6 @@ def changed(type_: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) ->
 # CSV
 
 
-def as_written(table: pa.Table) -> pa.Table:
-    """`table` with all columns marked as read from a text file: text whose type is undecided."""
-    return table.cast(pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in table.schema]))
-
-
 def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
     sizes = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
@@ -247,9 +242,10 @@ def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
     if separator not in header and any(other in header for other in ",;\t|"):
         raise UserError(f"{source} has no {separator!r} in its first line, {header!r:.80}: see --csv_delimiter")
     with opened(path, source) as file, pyarrow.csv.open_csv(file, sizes, parse, texts) as reader:
+        undecided = pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in reader.schema])
         for batch in reader:
             several_lines |= any(pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
-            yield as_written(pa.Table.from_batches([batch]))
+            yield pa.Table.from_batches([batch]).cast(undecided)
     if several_lines:
         refuse_swallowed_rows(path, source, separator)
 

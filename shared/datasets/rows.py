@@ -14,6 +14,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -300,11 +301,8 @@ def converted(table: pa.Table, convert: Callable[[pa.Table], pa.Table], *key: ob
     if not content_of(table):
         return with_content(convert(numbered(table)).replace_schema_metadata(table.schema.metadata), None)
     content = key_digest(FORMAT, "without a count", content_of(table), *key)  # older versions also read a count
-
-    def build(folder: Path) -> None:
-        _write(folder, lambda: [map(convert, blocks_of(table))], [""])
-
-    made = _mapped(build_once(f"rows-{content}", build))
+    write = partial(_write, read_all=lambda: [map(convert, blocks_of(table))], sources=[""])
+    made = _mapped(build_once(f"rows-{content}", write))
     return with_content(made.replace_schema_metadata(table.schema.metadata), content)
 
 

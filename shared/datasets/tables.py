@@ -31,51 +31,28 @@ SUBSET = 0x5B5E7  # hash word that makes the choice of a subset independent of t
 EMBEDDED = "remove --dataset_name to train on the embedded docstrings, or use --train_file"
 
 
-def load_tables(
-    config: DataOptions,
-    text_columns: Sequence[str],
-    label_columns: Sequence[str],
-    problem_type: str | None = None,
-    targets_of: Callable[[pa.Table], np.ndarray] | None = None,
-    embedded: Callable[[], Sequence[pa.Table]] | None = None,
-) -> tuple[pa.Table, pa.Table]:
-    """The training rows and the validation rows; by default, what `embedded` returns.
-
-    Without validation data, `validation_split_percentage` of the rows are held out, chosen by `seed`, and a message is
-    printed. If `targets_of` returns labels, the percentage applies to each label (see `hold_out`).
-
-    Raises:
-        UserError: the data cannot be read, or text and label columns overlap.
-    """
-    if {*text_columns} & {*label_columns} or len({*text_columns}) < len(text_columns):
-        raise UserError(
-            f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
-            "different columns, because the model would read its own target, or a text twice"
-        )
-    tables = read_parts(config, text_columns, label_columns, problem_type, embedded)
-    if len(tables) == 1:
-        targets = targets_of(tables[0]) if targets_of else None
-        return hold_out(tables[0], config.validation_split_percentage, config.seed, targets)
-    return tables[0], tables[1]
-
-
 def read_parts(
     config: DataOptions,
     columns: Sequence[str],
     label_columns: Sequence[str],
     problem_type: str | None = None,
-    embedded: Callable[[], Sequence[pa.Table]] | None = None,
+    embedded: tuple[str, Callable[[], Sequence[pa.Table]]] | None = None,
     read: Callable[[Sequence[str], str, str | None], pa.Table] | None = None,
 ) -> list[pa.Table]:
-    """The training rows and, if there are any, the validation rows; by default, what `embedded` returns.
+    """The training rows and, if there are any, the validation rows; `embedded`: the default data, by name and loader.
 
     --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`. With --label_delimiter,
     an empty cell is a row without labels, which stays. Files are read by `read`, with the arguments and the results of
     `read_file`, which is the default.
 
     Raises:
-        UserError: the data cannot be read.
+        UserError: the data cannot be read, or a column is named twice.
     """
+    if len({*columns, *label_columns}) < len({*label_columns}) + len(columns):
+        raise UserError(
+            f"--label_column_name {' '.join(label_columns)} and the column {' '.join(columns)}: use different columns, "
+            "because the model would read its own target, or a text twice"
+        )
     if config.train_file:
         given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
         tables = [(read or read_file)(names, flag, config.csv_delimiter) for flag, names in given.items() if names]
@@ -83,7 +60,7 @@ def read_parts(
         tables = read_dataset(config, label_columns)
     else:
         assert embedded, "neither --train_file nor --dataset_name, and no default data"
-        tables = [*embedded()]
+        tables = [named(table, embedded[0]) for table in embedded[1]()]
     if getattr(config, "label_delimiter", None) is not None:
         label_columns = ()
     if len(label_columns) == 1:
@@ -92,6 +69,20 @@ def read_parts(
     if config.skip_incomplete_rows:
         tables = [skip_incomplete(table, (*columns, *label_columns)) for table in tables]
     return tables
+
+
+def split(
+    tables: Sequence[pa.Table], config: DataOptions, targets_of: Callable[[pa.Table], np.ndarray] | None = None
+) -> tuple[pa.Table, pa.Table]:
+    """The training and validation rows of a run, from the result of `read_parts`: see `hold_out` and `limited`.
+
+    Raises:
+        UserError: no row can be held out.
+    """
+    if len(tables) == 1:
+        targets = targets_of(tables[0]) if targets_of else None
+        tables = hold_out(tables[0], config.validation_split_percentage, config.seed, targets)
+    return limited((tables[0], tables[1]), config)
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:

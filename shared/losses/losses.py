@@ -136,9 +136,8 @@ class Scale(Hook):
             return cls(labels)
         mean, spread, largest = moments(targets)
         deviation = spread or 1.0
-        said = (
-            f"{FLAG} {labels.column}: the training targets have mean {mean:.6g} and standard deviation {deviation:.4g}"
-        )
+        column = f"{FLAG} {labels.columns[0]}"
+        said = f"{column}: the training targets have mean {mean:.6g} and standard deviation {deviation:.4g}"
         step = float(np.spacing(np.float32(largest)))
         if spread and step * FINEST > deviation:
             raise UserError(
@@ -188,7 +187,7 @@ class Scale(Hook):
         if self.layer is None:
             return ""
         return (
-            f"It answers in units of `{self.labels.column}`. It was trained on (value - {self.mean:.10g}) / "
+            f"It answers in units of `{self.labels.columns[0]}`. It was trained on (value - {self.mean:.10g}) / "
             f"{self.deviation:.10g}, and its last layer has been scaled back."
         )
 

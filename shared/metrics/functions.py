@@ -124,10 +124,3 @@ DEFAULTS = {
     "multi_label": ("micro_f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman", "mean_squared_error"),
 }
-
-
-def shipped_names(kind: str, num_classes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The metrics that a kind of task computes without --metric_name, the main one first; and all that fit it."""
-    # The true class is always among the five likeliest of at most five.
-    defaults = tuple(name for name in DEFAULTS[kind] if num_classes > 5 or name not in RANKED)
-    return defaults, defaults if kind == "regression" else (*defaults, *OF_CLASS, *SCORED)

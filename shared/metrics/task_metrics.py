@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shared.config.options import Options
 from shared.errors import UserError, about, listed
-from shared.metrics.functions import OF_CLASS, RANKED, SCORED, SHIPPED, shipped_names
+from shared.metrics.functions import DEFAULTS, OF_CLASS, RANKED, SCORED, SHIPPED
 
 ForeignFunction = Callable[[NDArray[Any], NDArray[Any]], dict[str, float]]  # of predictions and references
 
@@ -82,7 +82,9 @@ def resolve_metrics(config: Options, kind: str, names: Sequence[str], targets: n
         UserError: a metric does not exist, does not fit this kind, or cannot be loaded; its code needs
             --trust_remote_code; or --positive_label is unknown, missing, or without effect.
     """
-    defaults, fitting = shipped_names(kind, len(names))
+    # The true class is always among the five likeliest of at most five.
+    defaults = tuple(name for name in DEFAULTS[kind] if len(names) > 5 or name not in RANKED)
+    fitting = defaults if kind == "regression" else (*defaults, *OF_CLASS, *SCORED)
     one_of = ", ".join(fitting)
     task = kind if kind == "regression" else f"{kind} with {len(names)} labels"
     metrics = TaskMetrics(kind=kind, num_labels=len(names) or 1, asked=config.metric_name or defaults)

@@ -66,7 +66,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Images, pa.Table, Mask
         return source, columns_of_run(source), np.full(len(source), config.scores)
     column, folder = config.image_column_name, Path(file) if Path(file).is_dir() else None
     if folder:
-        column, labels = FILE_COLUMN, replace(labels, column=LABEL_COLUMN)
+        column, labels = FILE_COLUMN, replace(labels, columns=(LABEL_COLUMN,))
         table = table_of_folder(folder, labels)
     else:
         folder, table = folder_of(file, "FILE"), read_rows(request, [column], "--image_column_name")

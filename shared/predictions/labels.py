@@ -147,9 +147,9 @@ def labels_of_model(request: Request) -> Labels:
     problem = load_pretrained("AutoConfig", str(request.model)).problem_type
     kind = KINDS[problem or ("regression" if len(names) == 1 else "single_label_classification")]
     if kind == "regression":
-        return Labels(kind, columns[0])
+        return Labels(kind, columns)
     if len(columns) == 1:
-        return Labels(kind, columns[0], names, names, delimiter=getattr(request.config, "label_delimiter", None))
+        return Labels(kind, columns, names, names, delimiter=getattr(request.config, "label_delimiter", None))
     if sorted(columns) != sorted(names):
         raise UserError(
             f"{FLAG} {' '.join(columns)}: the labels of the model are {', '.join(names)}: name these columns"
@@ -202,13 +202,13 @@ def encoded(encode: Callable[[pa.Table], NDArray[Any]], table: pa.Table, labeled
 
 def as_in_table(labels: Labels, table: pa.Table) -> Labels:
     """The labels of a model as the label column of `table` may write them: as names, numbers, or lists of 0 and 1."""
-    if not labels.names or not isinstance(labels.column, str):
+    if not labels.names or len(labels.columns) > 1:
         return labels
     numbers = tuple(map(str, range(len(labels.names))))
     if are_placeholders(labels.names):
         return replace(labels, values=numbers, named=True)
-    in_lists = labels.kind == "multi_label" and is_list(table.schema.field(labels.column).type)
+    in_lists = labels.kind == "multi_label" and is_list(table.schema.field(labels.columns[0]).type)
     if in_lists and labels.delimiter is None and labels.names == numbers:
-        widths = pc.list_value_length(table[labels.column]).drop_null()
+        widths = pc.list_value_length(table[labels.columns[0]]).drop_null()
         return replace(labels, vectors=bool(pc.all(pc.equal(widths, len(numbers))).as_py()))
     return labels

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import pyarrow.parquet
 import torch
 from tqdm import tqdm
 
+from shared.cache import division
 from shared.cache.prepared import key_digest
 from shared.checkpoints.folders import digest, lines_of
 from shared.config import options
@@ -76,9 +77,8 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
 
 def parts_of(batches: Sequence[MicroBatch], folder: Path, digest_of_task: str) -> Parts:
     """The cut of all micro-batches into parts."""
-    ends = np.linspace(0, len(batches), min(MOST_PARTS, len(batches)) + 1).astype(int)
-    files = (folder / f"part_{part:04d}_{digest_of_task}.npy" for part in range(len(ends)))
-    return {file: batches[start:end] for file, (start, end) in zip(files, pairwise(ends), strict=False)}
+    cut = division.parts_of(len(batches), 1 + len(batches) // MOST_PARTS)
+    return {folder / f"part_{i.start:04}_{digest_of_task}.npy": batches[i.start : i.stop] for i in cut}
 
 
 def read(file: Path) -> Outputs | None:

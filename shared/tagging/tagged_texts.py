@@ -20,8 +20,8 @@ from shared.compat.of_datasets import class_names
 from shared.datasets import readers, rows
 from shared.datasets.label_columns import names_of_ids
 from shared.datasets.readers import blocks_of_lines, find_files, is_list, kind_of, lines_of
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, refuse_missing, source_of, where
-from shared.datasets.tables import hold_out, limited, read_parts
+from shared.datasets.rows import ROW_COLUMN, column_of, is_text, refuse_missing, source_of, where
+from shared.datasets.tables import read_parts, split
 from shared.demo_data import tagged_functions
 from shared.errors import UserError, about, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
@@ -45,14 +45,12 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
             does not occur in training.
     """
     columns = (config.text_column_name, config.label_column_name)
-    raw = read_parts(config, columns[:1], columns[1:], embedded=embedded_functions, read=read_files)
+    embedded = "the embedded sources", tagged_functions.load
+    raw = read_parts(config, columns[:1], columns[1:], embedded=embedded, read=read_files)
     names = class_names(raw[0], columns[1]) if columns[1] in raw[0].column_names else ()
     tables = [tagged(table, *columns) for table in raw]
     tags = Tags.of(tables[0], names)  # before the split, so that both parts have the same tags
-    train, validation = (
-        tables if len(tables) == 2 else hold_out(tables[0], config.validation_split_percentage, config.seed)
-    )
-    train, validation = limited((train, validation), config)
+    train, validation = split(tables, config)
     if config.model_name_or_path:
         tags = Tags(label_order(config.model_name_or_path, tags.names, config.revision))
     if tags.plain:
@@ -68,11 +66,6 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
                 "are read by the rules of conlleval"
             )
     return train, validation, tags
-
-
-def embedded_functions() -> list[pa.Table]:
-    """The default data: functions, with the role of each name as its tag."""
-    return [named(table, "the embedded sources") for table in tagged_functions.load()]
 
 
 def read_files(given: Sequence[str], flag: str, csv_delimiter: str | None = None, untagged: bool = False) -> pa.Table:

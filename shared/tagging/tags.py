@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shared.cache.division import parts_by_size
 from shared.cache.prepared import shared_array
 from shared.datasets.rows import source_of, where
 from shared.errors import UserError, listed
@@ -174,11 +174,9 @@ class Tags:
 def batches_of(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:
     """The words or tags of a range of texts in batches, each with the number of its first text."""
     for start in range(texts.start, texts.stop, BATCH_TEXTS):
-        part = lists.slice(start, min(BATCH_TEXTS, texts.stop - start)).combine_chunks()
-        ends = np.cumsum(sizes_of(part))
-        cuts = np.flatnonzero(np.diff(ends // BATCH_WORDS)) + 1
-        for first, end in pairwise([0, *cuts.tolist(), len(part)]):
-            yield start + first, part.slice(first, end - first)
+        some = lists.slice(start, min(BATCH_TEXTS, texts.stop - start)).combine_chunks()
+        for part in parts_by_size(sizes_of(some), BATCH_WORDS):
+            yield start + part.start, some.slice(part.start, len(part))
 
 
 def sizes_of(lists: pa.Array) -> NDArray[np.int64]:

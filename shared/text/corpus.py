@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from shared.cache.division import parts_by_size
 from shared.cache.prepared import each_share, key_digest, place_to_begin
 from shared.datasets import readers
 from shared.datasets.readers import blocks, find_files, is_compressed, opened
 from shared.datasets.rows import load_files, named, source_of, with_content
-from shared.datasets.tables import hold_out, limited, read_parts
+from shared.datasets.tables import read_parts, split
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FLAG = "--text_column_name"
-GROUP_BYTES = 1 << 25  # of small files that become one Arrow file
+GROUP_BYTES = 1 << 25  # about so many of small files become one Arrow file
 COMPRESSION = 4  # assumed size of the content of a compressed file, relative to the file
 KINDS = (*readers.TEXT_FILES, *readers.KINDS)
 TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
@@ -89,8 +90,7 @@ def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]
 def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tuple[Part, Part]:
     """(corpus, selected documents) for training and for validation.
 
-    Without a second corpus, --validation_split_percentage of the documents are held out: see `hold_out`.
-    --max_train_samples and --max_eval_samples limit the number of documents.
+    Without a second corpus, documents are held out: see `tables.split`.
 
     Args:
         corpora: to train on, and, if there is one, to validate on.
@@ -100,10 +100,7 @@ def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tup
     Raises:
         UserError: there is only one document, so none can be held out.
     """
-    tables = [corpus.documents(source) for corpus in corpora]
-    if len(tables) == 1:
-        tables = [*hold_out(tables[0], config.validation_split_percentage, config.seed)]
-    train, validation = limited((tables[0], tables[1]), config)
+    train, validation = split([corpus.documents(source) for corpus in corpora], config)
     return (corpora[0], train), (corpora[-1], validation)
 
 
@@ -117,14 +114,9 @@ def load_documents(config: DataOptions, text_column_name: str) -> list[pa.Table]
     def read(given: Sequence[str], flag: str, csv_delimiter: str | None) -> pa.Table:
         return of_files(given, flag, text_column_name, csv_delimiter)
 
-    tables = read_parts(config, (), (), embedded=embedded_documents, read=read)
+    embedded = "the embedded docstrings", demo_texts.documents
+    tables = read_parts(config, (), (), embedded=embedded, read=read)
     return tables if config.train_file else [of_table(table, text_column_name) for table in tables]
-
-
-def embedded_documents() -> list[pa.Table]:
-    """The default data: docstrings."""
-    parts = zip(("train", "validation"), demo_texts.documents(), strict=True)
-    return [named(table, f"the embedded docstrings ({part})") for part, table in parts]
 
 
 def of_table(table: pa.Table, column_name: str) -> pa.Table:
@@ -158,7 +150,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
             yield pa.table({"text": texts.cast(pa.large_string())})
 
     source, how = f"{flag} {' '.join(given)}", f"documents {column_name} {csv_delimiter}"
-    groups = small_together(sizes)
+    groups = parts_by_size(sizes, GROUP_BYTES)
     begin = place_to_begin(len(groups))
     found: dict[range, pa.Table] = {}
     for group in groups[begin:] + groups[:begin]:
@@ -166,19 +158,6 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     content = key_digest([digest_of(found[group], found[group]) for group in groups])
     texts = pa.concat_tables(found[group] for group in groups).replace_schema_metadata()  # without the first group's
     return with_content(named(texts, source), content)
-
-
-def small_together(sizes: Sequence[int]) -> list[range]:
-    """Cut a list into ranges of consecutive items with at most GROUP_BYTES, or of one; `sizes` are in bytes."""
-    ranges: list[range] = []
-    room = -1
-    for place, size in enumerate(sizes):
-        if size > room:
-            ranges.append(range(place, place))
-            room = GROUP_BYTES
-        ranges[-1] = range(ranges[-1].start, place + 1)
-        room -= size
-    return ranges
 
 
 def first_texts(documents: pa.Table, most_bytes: int) -> pa.Table:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from shared.cache.division import cores_of_process
+from shared.cache.division import cores_of_process, parts_by_size
 from shared.cache.prepared import key_digest
-from shared.datasets.rows import FILL_IN, blocks_of, column_of, content_of, is_text, missing, source_of, where
+from shared.datasets.rows import blocks_of, column_of, content_of, is_text, missing, refuse_missing, source_of
 from shared.errors import UserError
 from shared.pretrained.tokenizers import threads_off, unknown_token
 from shared.processes.ending import local_processes
@@ -49,11 +49,8 @@ def text_column(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
 def refuse_empty(table: pa.Table, text_columns: Sequence[str]) -> None:
     """Raise UserError if a row has no text in a column: the rows that --skip_incomplete_rows skips."""
     for name in text_columns:
-        gaps = ((block, np.flatnonzero(missing(block, name))) for block in blocks_of(table))
-        if found := [(block, rows) for block, rows in gaps if len(rows)]:
-            (block, rows), count = found[0], sum(len(rows) for _, rows in found)
-            such = f" ({count:,} such rows)" if count > 1 else ""
-            raise UserError(f"{where(block, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
+        for block in blocks_of(table):
+            refuse_missing(block, name, missing(block, name), what="text")
 
 
 def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
@@ -62,10 +59,9 @@ def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
     for batch in filter(len, columns.to_reader(max_chunksize=BATCH_ROWS)):  # a list of all batches may be long
         filled = (pc.fill_null(column.cast(nothing.type), nothing) for column in batch.columns)
         texts = [pc.if_else(pc.utf8_is_space(column), nothing, column) for column in filled]
-        ends = np.cumsum(sum(pc.binary_length(column).to_numpy() for column in texts))
-        cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
-        for start, end in pairwise([0, *cuts.tolist(), len(ends)]):
-            rows = [column.slice(start, end - start).to_pylist() for column in texts]
+        sizes = sum(pc.binary_length(column).to_numpy() for column in texts)
+        for part in parts_by_size(sizes, BATCH_BYTES):
+            rows = [column.slice(part.start, len(part)).to_pylist() for column in texts]
             yield rows[0] if len(rows) == 1 else list(zip(*rows, strict=True))
 
 

@@ -16,20 +16,19 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.folders import digest
-from shared.disk import remedy, replace_file, sync
+from shared.disk import replace_file, sync
 from shared.errors import UserError, about
+from shared.processes import folder_lock
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder, is_url
 from shared.text.remote_tokens import RemoteTokens, block_digest, reserve
 from shared.text.token_files import Corpus
@@ -54,20 +53,6 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 # Writing
 
 
-@contextmanager
-def _sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder, and write to it as the only process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock").acquire(blocking=False):
-            yield
-        (folder / ".lock").unlink(missing_ok=True)
-    except Timeout:
-        raise UserError(f"--to {folder}: another process writes to it: wait, or give another folder") from None
-    except OSError as error:
-        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
-
-
 def write_prepared(
     folder: Path,
     corpora: Mapping[str, Corpus],
@@ -81,38 +66,41 @@ def write_prepared(
     Raises:
         UserError: the folder holds other data, another process writes it, or it cannot be written.
     """
-    with _sole_writer(folder):
-        vocabulary = vocabulary_digest(tokenizer)
-        if (folder / INDEX).exists():
-            before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
-            known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
-            if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
-                raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
-            (folder / INDEX).unlink()
-        tokenizer.save_pretrained(folder / TOKENIZER)
-        listed, digests = {}, []
-        for name, corpus in corpora.items():
-            (folder / name).mkdir(exist_ok=True)
-            for file in (OFFSETS, TOKENS):
-                _copy(corpus.folder / file, folder / name / file)
-            digests.append(_block_digests(folder / name / TOKENS))
-            tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
-            counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
-            listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
-        np.save(folder / BLOCKS, np.concatenate(digests))
-        small = [folder / BLOCKS, *(folder / name / OFFSETS for name in corpora), *(folder / TOKENIZER).iterdir()]
-        index = {
-            "format": FORMAT,
-            "vocabulary": vocabulary,
-            "trained": trained,  # type and size of the vocabulary, if the tokenizer was trained for a new model
-            "block_bytes": BLOCK_BYTES,
-            "corpora": listed,
-            "files": {str(path.relative_to(folder)): [path.stat().st_size, digest(path)] for path in sorted(small)},
-        }
-        for path in small:
-            sync(path)
-        replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
-        sync(folder)
+    with about(f"--to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(folder, "--to")
+    vocabulary = vocabulary_digest(tokenizer)
+    if (folder / INDEX).exists():
+        before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
+        known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
+        if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
+            raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
+        (folder / INDEX).unlink()
+    tokenizer.save_pretrained(folder / TOKENIZER)
+    listed, digests = {}, []
+    for name, corpus in corpora.items():
+        (folder / name).mkdir(exist_ok=True)
+        for file in (OFFSETS, TOKENS):
+            _copy(corpus.folder / file, folder / name / file)
+        digests.append(_block_digests(folder / name / TOKENS))
+        tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
+        counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
+        listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
+    np.save(folder / BLOCKS, np.concatenate(digests))
+    small = [folder / BLOCKS, *(folder / name / OFFSETS for name in corpora), *(folder / TOKENIZER).iterdir()]
+    index = {
+        "format": FORMAT,
+        "vocabulary": vocabulary,
+        "trained": trained,  # type and size of the vocabulary, if the tokenizer was trained for a new model
+        "block_bytes": BLOCK_BYTES,
+        "corpora": listed,
+        "files": {str(path.relative_to(folder)): [path.stat().st_size, digest(path)] for path in sorted(small)},
+    }
+    for path in small:
+        sync(path)
+    replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
+    sync(folder)
+    folder_lock.release_all()
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -190,16 +178,13 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
     Raises:
         UserError: it is damaged or of another format.
     """
-    damaged = UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again")
-    try:
+    with about(f"{source}/{INDEX} is damaged"):
         index: dict[str, Any] = json.loads(content)
         number, expected = index["format"], index.pop("digest")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise damaged from None
     if number != FORMAT:
         raise UserError(f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare it again")
     if _digest_of_index(index) != expected:
-        raise damaged
+        raise UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again")
     return index | {"digest": expected}
 
 

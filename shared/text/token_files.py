@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import arrays_writer, build_once, key_digest, ranges, read_array, text_once
+from shared.cache.division import parts_by_size
+from shared.cache.prepared import Arrays, build_once, key_digest, ranges, read_array, text_once, write_arrays
 from shared.datasets.rows import ROW_COLUMN, blocks_of, content_of, named, source_of, with_content
 from shared.errors import UserError, say
 from shared.plan.batches import MicroBatch
@@ -95,15 +96,17 @@ def cut_into_pieces(file: Corpus, documents: pa.Table, room: int, special: int, 
     offsets, content = file.offsets, content_of(documents)
     assert content, "a selection by `tables` has a digest"
 
+    def blocks() -> Iterator[Arrays]:
+        for block in blocks_of(documents):
+            numbers = np.asarray(block[ROW_COLUMN])
+            pieces = -(-(offsets[numbers + 1] - offsets[numbers]) // room)
+            for part in parts_by_size(pieces, BLOCK_PIECES):
+                starts, sizes = _cut(offsets, numbers[part.start : part.stop], room)
+                counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
+                yield {"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()}
+
     def build(folder: Path) -> None:
-        with arrays_writer(folder, {}) as append:
-            for block in blocks_of(documents):
-                numbers = np.asarray(block[ROW_COLUMN])
-                pieces = -(-(offsets[numbers + 1] - offsets[numbers]) // room)
-                for part in np.split(numbers, np.flatnonzero(np.diff(np.cumsum(pieces) // BLOCK_PIECES)) + 1):
-                    starts, sizes = _cut(offsets, part, room)
-                    counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
-                    append({"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()})
+        write_arrays(folder, blocks())
         lengths = read_array(folder / "lengths.npy")
         np.save(folder / "facts.npy", [lengths.argmax() if len(lengths) else 0, lengths.sum(dtype=np.int64)])
 

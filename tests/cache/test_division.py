@@ -13,15 +13,24 @@ import numpy as np
 import pytest
 import runs
 from filelock import Timeout
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.cache import division, prepared
-from shared.cache.division import Division, parts_of
+from shared.cache.division import Division, parts_by_size, parts_of
 from shared.cache.prepared import Unfinished, each_share, only_task
 from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 COUNT, SIZE = 23, 4
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 12))
+def test_parts_by_size_have_all_items_and_are_larger_than_the_size_by_one_item_at_most(sizes, most):
+    parts = parts_by_size(sizes, most)
+    assert [i for part in parts for i in part] == list(range(len(sizes)))
+    assert all(sum(sizes[i] for i in part[1:]) < most for part in parts)
 
 
 def make(items, note):
@@ -120,14 +129,14 @@ def test_a_block_that_is_damaged_before_the_join_is_never_left_out(monkeypatch):
 
 
 def test_after_an_interrupted_join_no_item_is_read_again(monkeypatch):
-    join = Division._join
+    build_once = division.build_once
 
-    def interrupted(*args):
-        join(*args)
+    def interrupted(folder, join):
+        join(folder)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Division, "_join", interrupted)
+        patch.setattr(division, "build_once", lambda name, join: build_once(name, lambda it: interrupted(it, join)))
         with pytest.raises(KeyboardInterrupt):
             squares().build()
     check_result()

@@ -11,9 +11,10 @@ import pytest
 
 from shared.cache.prepared import mapped_file
 from shared.datasets import readers, rows
-from shared.datasets.labels import Labels, embedded_docstrings
+from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN, content_of, named, typed_column_of, where
-from shared.datasets.tables import limited, load_tables, read_file
+from shared.datasets.tables import read_file, read_parts, split
+from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 
@@ -25,7 +26,8 @@ ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
 
 def load(text=("text",), label="label", problem_type=None, **flags):
     """Load the tables that these flags name."""
-    return load_tables(options_of(flags), text, [label], problem_type, embedded=embedded_docstrings)
+    config, embedded = options_of(flags), ("the embedded docstrings", demo_texts.load)
+    return split(read_parts(config, text, [label], problem_type, embedded), config)
 
 
 def options_of(flags) -> DataOptions:
@@ -35,15 +37,12 @@ def options_of(flags) -> DataOptions:
 def loaded(label="label", problem_type=None, delimiter=None, **flags):
     """Read data as small and as large data: the labels, the targets and rows of both parts; or the error's message."""
 
-    def learn(table):
-        return Labels.from_table(table, label, problem_type, delimiter)
-
     def read():
         columns = [label] if isinstance(label, str) else label
         config = options_of(flags)
-        tables = load_tables(config, ["text"], columns, problem_type, lambda table: learn(table).encode(table))
-        labels = learn(tables[0])
-        tables = limited(tables, config)
+        tables = read_parts(config, ["text"], columns, problem_type)
+        labels = Labels.from_table(tables[0], label, problem_type, delimiter)
+        tables = split(tables, config, labels.encode)
         targets = [labels.encode(table) for table in tables]
         is_mapped = {mapped_file(part) is not None for part in targets} | {bool(content_of(t)) for t in tables}
         assert is_mapped == {rows.IN_MEMORY < 0}

@@ -11,7 +11,7 @@ from table_files import class_labels, table_of
 
 from shared.config import options
 from shared.datasets.rows import column_of, content_of, source_of, typed_column_of, where
-from shared.datasets.tables import load_tables, read_file
+from shared.datasets.tables import read_file, read_parts, split
 from shared.options.data_options import DataOptions
 from shared.tagging.tagged_texts import read_files
 from shared.text.corpus import load_documents, of_files
@@ -92,7 +92,8 @@ def test_several_files_are_read_in_the_order_of_their_names_however_they_are_giv
 
 def test_after_a_split_a_row_is_named_by_its_file_and_number(tmp_path):
     names = [write(tmp_path / f"{i}.csv", ROWS) for i in range(3)]
-    train, validation = load_tables(DataOptions(train_file=tuple(names)), ["text"], ["label"])
+    config = DataOptions(train_file=tuple(names))
+    train, validation = split(read_parts(config, ["text"], ["label"]), config)
     assert (train.num_rows, validation.num_rows) == (24, 3)
     found = [where(part, row) for part in (train, validation) for row in range(part.num_rows)]
     assert sorted(found) == sorted(f"row {i + 1} of --train_file {name}" for name in names for i in range(9))
@@ -100,10 +101,10 @@ def test_after_a_split_a_row_is_named_by_its_file_and_number(tmp_path):
 
 def test_labels_have_the_same_meaning_in_all_files(tmp_path):
     names = tuple(write(tmp_path / f"{i}.csv", [("a", label), ("b", "2")]) for i, label in enumerate(("1", "01")))
-    train, _ = load_tables(DataOptions(train_file=names, validation_file=names), ["text"], ["label"])
+    train, _ = read_parts(DataOptions(train_file=names, validation_file=names), ["text"], ["label"])
     assert column_of(train, "label", "").to_pylist() == ["1", "2", "01", "2"]
     write(tmp_path / "1.csv", [("a", "0.5"), ("b", "2")])
-    train, _ = load_tables(DataOptions(train_file=names, validation_file=names), ["text"], ["label"])
+    train, _ = read_parts(DataOptions(train_file=names, validation_file=names), ["text"], ["label"])
     assert column_of(train, "label", "").to_pylist() == [1, 2, 0.5, 2]
 
 
@@ -162,14 +163,14 @@ def test_another_delimiter_is_set_by_the_flag(tmp_path):
     files = {"train_file": (str(path),), "validation_file": (str(tmp_path / "b.parquet"),)}
     config = DataOptions(**files, csv_delimiter=r"\t")
     options.check(config)
-    tables = load_tables(config, ["text"], ["label"])
+    tables = read_parts(config, ["text"], ["label"])
     assert column_of(tables[0], "text", "").to_pylist() == ["a, b", "c"]
     assert texts_of(load_documents(config, "text")[0]) == ["a, b", "c"]
 
 
 def test_a_delimiter_that_is_invalid_or_without_effect_is_refused(tmp_path):
     config = DataOptions(train_file=(write(tmp_path / "a.jsonl", ROWS),), csv_delimiter=";")
-    for load in (lambda: load_tables(config, ["text"], ["label"]), lambda: load_documents(config, "text")):
+    for load in (lambda: read_parts(config, ["text"], ["label"]), lambda: load_documents(config, "text")):
         assert refusal(load).startswith("--csv_delimiter ; has no effect on --train_file ")
     conll = [write(tmp_path / "a.tsv", ROWS)]
     assert "--csv_delimiter ; has no effect on" in refusal(read_files, conll, "--train_file", csv_delimiter=";")

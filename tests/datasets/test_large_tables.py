@@ -12,7 +12,7 @@ from table_files import in_both_ways, loaded
 
 from shared.datasets import label_cells, rows
 from shared.datasets.rows import content_of
-from shared.datasets.tables import load_tables, read_file, read_saved
+from shared.datasets.tables import read_file, read_parts, read_saved
 from shared.options.data_options import DataOptions
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -117,7 +117,7 @@ def test_the_training_labels_decide_which_rows_of_the_validation_data_are_incomp
         files = {"train_file": (str(train),), "validation_file": (str(validation),)}
 
         def load(files=files):
-            return load_tables(DataOptions(**files, skip_incomplete_rows=True), ["text"], ["label"])[1].num_rows
+            return read_parts(DataOptions(**files, skip_incomplete_rows=True), ["text"], ["label"])[1].num_rows
 
         assert in_both_ways(load) == [expected, expected]
 

@@ -58,6 +58,6 @@ def test_numbers_of_a_csv_file_are_regression_targets_if_one_is_not_an_integer_o
 @pytest.mark.parametrize("text", [("text", "label"), ("text", "text")])
 def test_text_and_label_columns_that_overlap_are_refused(tmp_path, text):
     path = write(tmp_path / "a.csv", "text,label\na,1\nb,2\n")
-    expected = f"--text_column_names {' '.join(text)} and --label_column_name label: use different"
+    expected = f"--label_column_name label and the column {' '.join(text)}: use different"
     with pytest.raises(UserError, match=expected):
         load(text, "label", train_file=path)

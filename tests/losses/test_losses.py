@@ -21,7 +21,7 @@ from shared.options.text_options import TextLossOptions, TextOptions
 
 NAMES = ("a", "b", "c")
 CPU = torch.device("cpu")
-NUMBERS, CLASSES = Labels("regression", "price"), Labels("classification", "label", ("a", "b"), ("0", "1"))
+NUMBERS, CLASSES = Labels("regression", ("price",)), Labels("classification", ("label",), ("a", "b"), ("0", "1"))
 TARGETS = np.array([1e8, 3e8, 5e8, 2.5e8])
 
 

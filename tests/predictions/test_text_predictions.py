@@ -145,7 +145,7 @@ def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_pa
 @pytest.mark.parametrize("of", [pa.list_, pa.large_list, lambda number: pa.list_(number, 2)])
 def test_lists_of_0_and_1_are_recognized_in_lists_of_any_kind(of):
     table = pa.table({"tags": pa.array([[0, 1], [1, 0]], of(pa.int64()))})
-    assert as_in_table(Labels("multi_label", "tags", ("0", "1")), table).vectors
+    assert as_in_table(Labels("multi_label", ("tags",), ("0", "1")), table).vectors
 
 
 def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alone, rows, texts, tmp_path):

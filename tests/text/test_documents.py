@@ -18,7 +18,7 @@ from shared.datasets.readers import blocks_of_lines, line_number
 from shared.datasets.rows import content_of
 from shared.options.data_options import DataOptions
 from shared.text import corpus as corpora
-from shared.text.corpus import first_texts, load_documents, of_files, of_table, small_together
+from shared.text.corpus import first_texts, load_documents, of_files, of_table
 from shared.text.encoder import batches_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -148,14 +148,3 @@ def test_processes_and_tasks_begin_with_different_files(small_blocks, tmp_path, 
         again = read(names)
     assert "".join(loaded) == "bcda" + "dabc"
     assert first["text"].to_pylist() == again["text"].to_pylist() == 4 * TEXTS
-
-
-@given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 12))
-def test_groups_are_as_large_as_possible(sizes, most):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpora, "GROUP_BYTES", most)
-        groups = small_together(sizes)
-    assert [i for group in groups for i in group] == list(range(len(sizes)))
-    totals = [sum(sizes[i] for i in group) for group in groups]
-    assert all(total <= most or len(group) == 1 for total, group in zip(totals, groups, strict=True))
-    assert all(total + sizes[after[0]] > most for total, after in zip(totals, groups[1:], strict=False))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from filelock import FileLock
 from range_server import RangeServer
 from toy_data import WORDS, word_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -18,6 +19,7 @@ from shared.cache.prepared import cache_dir
 from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed
+from shared.processes import folder_lock
 from shared.text import prepared_folder, remote_tokens
 from shared.text.corpus import of_files
 from shared.text.masking import masking_for
@@ -191,14 +193,14 @@ def test_an_interrupted_copy_resumes_and_other_data_are_refused(file, folder, tm
     for corpora, tokenizer in (([file], None), ([file, file], word_tokenizer(("other",)))):
         with pytest.raises(UserError, match="data holds other prepared data: give another folder"):
             write(folder, *corpora, tokenizer=tokenizer)
+        folder_lock.release_all()  # as the end of the process does
 
 
-def test_a_second_writer_and_a_full_disk_are_one_line(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(UserError, match=r"--to .* cannot be written .No space left on device.: free space"):
-        write(tmp_path / "full", file)
-    with prepared_folder.FileLock(tmp_path / "full/.lock"), pytest.raises(UserError, match="another process writes"):
-        write(tmp_path / "full", file)
+def test_a_second_writer_is_refused(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.1)
+    (tmp_path / "used").mkdir()
+    with FileLock(tmp_path / "used/.lock"), pytest.raises(UserError, match=r"--to .*used is in use by another run"):
+        write(tmp_path / "used", file)
 
 
 # Damage

@@ -28,12 +28,14 @@ def is_saved_empty(folder: Path) -> bool:
     return json.loads((folder / "state.json").read_text())["_data_files"] == []
 
 
-def feature(table: pa.Table, column: str) -> Any:
-    """The feature of a column in the metadata of a table (under "huggingface"); {} if there is none."""
+def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
+    """The names of a column of ClassLabels or lists of them, in the metadata of a table under "huggingface"; or ()."""
+    type_ = table.schema.field(column).type
+    if not pa.types.is_integer(getattr(type_, "value_type", type_)):
+        return ()
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    return metadata.get("info", {}).get("features", {}).get(column, {})
-
-
-def is_class_label(described: Any) -> bool:
-    """Whether the `_type` of a feature, as returned by `feature`, is ClassLabel."""
-    return isinstance(described, dict) and described.get("_type") == "ClassLabel"
+    feature = metadata.get("info", {}).get("features", {}).get(column, {})
+    feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # three ways to write a list
+    if not (isinstance(feature, dict) and feature.get("_type") == "ClassLabel"):
+        return ()
+    return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shared.cache.prepared import key_digest, text_once
-from shared.datasets.label_columns import FLAG, class_names
+from shared.compat.of_datasets import class_names
+from shared.datasets.label_columns import FLAG
 from shared.datasets.readers import is_list
 from shared.datasets.rows import blocks_of, column_of, content_of, reading_in, refuse_missing, source_of
 from shared.errors import UserError

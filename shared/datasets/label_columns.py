@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array
-from shared.compat import of_datasets
 from shared.datasets.rows import blocks_of, column_of, content_of, decided, reading_in, refuse_missing, source_of, where
 from shared.errors import UserError
 
@@ -34,12 +33,14 @@ def numbers_in(table: pa.Table, column: str) -> np.ndarray:
 
 def is_number(type_: pa.DataType) -> bool:
     """Whether an Arrow type is that of numbers, or of nothing but gaps."""
-    return is_fraction(type_) or bool(pa.types.is_integer(type_) or pa.types.is_null(type_))
+    return is_fraction(type_) or bool(
+        pa.types.is_integer(type_) or pa.types.is_decimal(type_) or pa.types.is_null(type_)
+    )
 
 
 def is_fraction(type_: pa.DataType) -> bool:
     """Whether an Arrow type is that of numbers with a fractional part."""
-    return bool(pa.types.is_floating(type_) or pa.types.is_decimal(type_))
+    return bool(pa.types.is_floating(type_) or (pa.types.is_decimal(type_) and type_.scale > 0))
 
 
 def _numbers_of(table: pa.Table, column: str) -> np.ndarray:
@@ -90,18 +91,6 @@ def array_of_blocks(table: pa.Table, blocks: Iterator[np.ndarray], *key: object)
                 append({"targets": block})
 
     return read_array(build_once(f"targets-{key_digest(content, *key)}", build) / "targets.npy")
-
-
-def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
-    """The names that `datasets` stores in the metadata of a column of ClassLabels or lists of them; otherwise ()."""
-    type_ = table.schema.field(column).type
-    if not pa.types.is_integer(getattr(type_, "value_type", type_)):
-        return ()
-    feature = of_datasets.feature(table, column)
-    feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # three ways to write a list
-    if not of_datasets.is_class_label(feature):
-        return ()
-    return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
 
 
 def names_of_ids(

@@ -3,17 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, Literal
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
 
+from shared.compat.of_datasets import class_names
 from shared.datasets.label_cells import TOO_MANY, cells_of, labels_in, marks_of
 from shared.datasets.label_columns import (
     FLAG,
     array_of_blocks,
-    class_names,
     is_fraction,
     is_number,
     names_of_ids,
@@ -93,14 +94,18 @@ class Labels:
 
         Raises:
             UserError: a column does not exist, its values do not fit `problem_type` or `delimiter`, a label is missing,
-                there are fewer than two classes, or each row has the same labels.
+                there are fewer than two classes, or each row has the same labels or number.
         """
         columns = (column,) if isinstance(column, str) else tuple(column)
         _refuse_contradictions(columns, problem_type, delimiter)
         table, kind = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
         if kind == "regression":
             labels = cls(kind, columns[0])
-            labels.encode(table)  # finds all errors
+            numbers = labels.encode(table)  # finds all errors
+            if len(numbers) > 1 and numbers.min() == numbers.max():
+                raise UserError(
+                    f"{FLAG} {columns[0]}: every row of {source_of(table)} has {numbers[0]}: add other rows"
+                )
         elif len(columns) > 1:
             labels = cls(kind, columns, columns, columns)
         else:
@@ -140,9 +145,11 @@ class Labels:
             return cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
         if kind == "classification" and len(distinct) > max(MAX_CLASSES, table.num_rows / 2):
             raise UserError(f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, {TOO_MANY}")
-        for name, other in pairwise(sorted(distinct, key=str.strip)):
-            if name.strip() == other.strip():
-                raise UserError(f"{source} has {name!r} and {other!r}, which differ in white space: make them equal")
+        shown: dict[str, str] = {}  # each as a reader sees it
+        for name in distinct:
+            if (other := shown.setdefault(normalize("NFC", name).strip(), name)) != name:
+                how = "white space or Unicode normalization"
+                raise UserError(f"{source} has {other!r} and {name!r}, which differ in {how}: make them equal")
         in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
         values = tuple(sorted(distinct, key=in_order))
         return cls(kind, column, values, values, delimiter=delimiter)

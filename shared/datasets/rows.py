@@ -31,7 +31,7 @@ SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # for several files: [[number of the first row, source], ...] as JSON
 CONTENT_KEY = b"accelerate_recipes.content"  # for a memory-mapped table: the number and a digest of its rows
 ROW_COLUMN = "__row__"  # the row number in the source, where it differs from the position in the table
-FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 ROWS = "rows.arrow"  # the file in a folder of the cache
 IN_MEMORY = 1 << 24  # maximum number of bytes of a small table
 BLOCK_ROWS = 1 << 18  # maximum number of rows in a block of a table
@@ -203,7 +203,7 @@ def missing(table: pa.Table, column: str) -> np.ndarray:
         gaps |= np.asarray(pc.fill_null(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)), True))
     if is_list(cells.type):
         gaps[np.asarray(pc.list_parent_indices(cells))[np.asarray(pc.list_flatten(cells).is_null())]] = True
-    if pa.types.is_integer(cells.type) and of_datasets.is_class_label(of_datasets.feature(table, column)):
+    if pa.types.is_integer(cells.type) and of_datasets.class_names(table, column):
         gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))
     return gaps
 
@@ -236,7 +236,7 @@ def load_files(files: Sequence[Path], flag: str, source: str, read: Reader, how:
         how: everything but the files that the rows depend on.
 
     Raises:
-        UserError: a file cannot be read, or two of them have different columns or types; names `flag`.
+        UserError: a file cannot be read, or two of them have different columns, types or ClassLabels; names `flag`.
     """
     sources = [f"{flag} {file}" for file in files]
     source = source if len(files) > 1 else sources[0]
@@ -316,10 +316,11 @@ def _write(
     If blocks have different types, all are read a second time, and converted to the types that fit all of them.
 
     Raises:
-        UserError: no type fits two blocks, or two sources have different columns.
+        UserError: no type fits two blocks, or two sources have different columns or ClassLabels.
     """
     starts: list[int] = []
     names: set[str] = set()
+    classes: dict[str, tuple[str, ...]] = {}
     rows, wider = 0, schema
     with (folder / ROWS).open("wb") as file, ExitStack() as stack:
         writer = None
@@ -335,6 +336,13 @@ def _write(
                     writer.write_table(pa.concat_tables([schema.empty_table(), block], promote_options="permissive"))
                 rows += block.num_rows
                 found |= {*block.column_names}
+                own = {name: of_datasets.class_names(block, name) for name in block.column_names}
+                classes = {**own, **classes}
+                if others := [name for name in own if own[name] != classes[name]]:
+                    raise UserError(
+                        f"{source} has another ClassLabel in {others[0]} than {sources[0]}, so the same number would "
+                        "mean different labels: save both with the same names, or the labels as text"
+                    )
             names = names or found
             if found != names:
                 raise UserError(

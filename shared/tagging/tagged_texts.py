@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shared.compat.of_datasets import class_names
 from shared.datasets import readers, rows
-from shared.datasets.label_columns import class_names, names_of_ids
+from shared.datasets.label_columns import names_of_ids
 from shared.datasets.readers import blocks_of_lines, find_files, kind_of, lines_of
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, refuse_missing, source_of, where
 from shared.datasets.tables import hold_out, limited, read_parts

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from large_data import COMPRESS
 from runs import refusal
+from table_files import class_labels, table_of
 
 from shared.config import options
 from shared.datasets.rows import column_of, content_of, source_of, typed_column_of, where
@@ -123,6 +124,10 @@ def test_files_with_different_columns_or_types_are_refused_with_their_names(tmp_
     assert "Field label has incompatible types" in message
     message = refusal(read_file, [str(one), f"{tmp_path}/a.jsonl"], "--train_file")
     assert "Field label has incompatible types" in message
+    for name, names in (("a", ["no", "yes"]), ("b", ["no", "so-so", "yes"])):
+        pq.write_table(class_labels(table_of([0, 1]), names), tmp_path / f"{name}.parquet")
+    message = refusal(read_file, [f"{tmp_path}/*.parquet"], "--train_file")
+    assert f"{tmp_path}/b.parquet has another ClassLabel in label than --train_file {tmp_path}/a.parquet" in message
 
 
 def test_flags_that_name_no_file_or_a_file_twice_are_refused(tmp_path):

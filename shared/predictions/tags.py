@@ -22,9 +22,9 @@ from shared.tagging.pieces import begin_words_with_a_space
 from shared.tagging.tagged_texts import (
     LISTS,
     TEXT_FLAG,
-    WORD,
     have_words,
     load_tagged,
+    places_of_words,
     read_files,
     words_and_tags,
     words_of,
@@ -133,7 +133,7 @@ def columns_of(tags: Tags, texts: pa.Array, predicted: Outputs, shares: Outputs)
     A word without tokens has the tag O, or null if the model has no such tag, and no probability.
     """
     from_texts = is_text(texts.type)
-    places = [[match.span() for match in WORD.finditer(text)] for text in texts.to_pylist()] if from_texts else []
+    places = [places_of_words(text) for text in texts.to_pylist()] if from_texts else []
     bounds = np.append(0, np.cumsum(list(map(len, places)) if from_texts else sizes_of(texts))).astype(np.int32)
     known = shares[:, 0] > 0
     numbers = np.where(known, predicted[:, 0].astype(int), tags.outside)
@@ -145,7 +145,7 @@ def columns_of(tags: Tags, texts: pa.Array, predicted: Outputs, shares: Outputs)
     of_words = {PREDICTION: lists(names), PROBABILITY: lists(pa.array(shares[:, 0], mask=~known))}
     if not from_texts:
         return of_words
-    words = [word for text in texts.to_pylist() for word in WORD.findall(text)]
+    words = [text[slice(*place)] for text, row in zip(texts.to_pylist(), places, strict=True) for place in row]
     spans = np.array([span for row in places for span in row], np.int64).reshape(-1, 2)
     found = tags.entities(numbers, begins_of(np.diff(bounds)))
     kinds = pa.array(tags.kinds_of_entities, pa.string()).take(pa.array(found.kind))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 import pyarrow as pa
@@ -18,21 +19,21 @@ from numpy.typing import NDArray
 from shared.compat.of_datasets import class_names
 from shared.datasets import readers, rows
 from shared.datasets.label_columns import names_of_ids
-from shared.datasets.readers import blocks_of_lines, find_files, kind_of, lines_of
+from shared.datasets.readers import blocks_of_lines, find_files, is_list, kind_of, lines_of
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, refuse_missing, source_of, where
 from shared.datasets.tables import hold_out, limited, read_parts
 from shared.demo_data import tagged_functions
-from shared.errors import UserError, about, count_of, say
+from shared.errors import UserError, about, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
 
-FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 TEXT_FLAG, TAG_FLAG = "--text_column_name", "--label_column_name"
 CONLL = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 KINDS = (".json", ".jsonl", ".parquet", *CONLL)
 DOCUMENT = "-DOCSTART-"  # CoNLL-2003 begins each document with a line of this word, which is not part of the text
 LISTS = pa.large_list(pa.large_string())
-WORD = re.compile(r"\w+|[^\w\s]")  # the words of a text with spans: letters and digits, or one other character
+WORD = re.compile(r"\w[\w\0]*|[^\w\s]")  # in a text with \0 for combining marks
 SPAN = "{start, end, label}"
 
 
@@ -54,6 +55,11 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     train, validation = limited((train, validation), config)
     if config.model_name_or_path:
         tags = Tags(label_order(config.model_name_or_path, tags.names, config.revision))
+    if tags.plain:
+        say(
+            f"{source_of(train)} has tags of no scheme ({listed([*map(repr, tags.of_no_scheme)])}), so all tags are "
+            "plain: each word whose tag is not O is an entity of its own"
+        )
     for table in (train, validation):
         scheme, violations = tags.scheme(table)
         if violations:
@@ -173,6 +179,15 @@ def have_words(words: pa.LargeListArray) -> NDArray[np.bool_]:
     return np.bincount(np.asarray(pc.list_parent_indices(words)), np.asarray(given), len(words)) > 0
 
 
+def places_of_words(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text with spans begin and end: runs of letters and digits, and single other characters.
+
+    The combining marks of a letter, such as the vowel signs of Hindi, belong to its word.
+    """
+    marked = text if text.isascii() else "".join("\0" if category(each)[0] == "M" else each for each in text)
+    return [match.span() for match in WORD.finditer(marked)]
+
+
 def words_of(table: pa.Table, text_column: str) -> pa.LargeListArray:
     """The words of each row of a table, from lists of words or from texts.
 
@@ -181,7 +196,7 @@ def words_of(table: pa.Table, text_column: str) -> pa.LargeListArray:
     """
     texts = _cells(table, text_column, TEXT_FLAG)
     if is_text(texts.type):
-        return pa.array([WORD.findall(text) for text in texts.to_pylist()], LISTS)
+        return pa.array([[text[slice(*place)] for place in places_of_words(text)] for text in texts.to_pylist()], LISTS)
     value = getattr(texts.type, "value_type", texts.type)
     if not (is_text(value) or pa.types.is_null(value)):
         raise UserError(
@@ -204,8 +219,9 @@ def words_and_tags(
             span does not fit its text.
     """
     texts, labels = _cells(table, text_column, TEXT_FLAG), _cells(table, label_column, TAG_FLAG)
-    value = getattr(labels.type, "value_type", labels.type)
-    if is_text(texts.type) != pa.types.is_struct(value) and not pa.types.is_null(value):
+    value = labels.type.value_type if is_list(labels.type) else labels.type
+    has_spans = value != labels.type and pa.types.is_struct(value)
+    if is_text(texts.type) != has_spans and not pa.types.is_null(value):
         raise UserError(
             f"{TAG_FLAG} {label_column}: this column of {source_of(table)} contains {labels.type}; texts need "
             f"lists of spans {SPAN}, and lists of words need lists of tags"
@@ -261,17 +277,19 @@ def _of_spans(
     ends inside a word is widened to the whole word.
 
     Raises:
-        UserError: a span lies outside its text, contains no word, or shares a word with another span.
+        UserError: a span is incomplete, lies outside its text, contains no word, or shares a word with another span.
     """
     words, all_tags, widened = [], [], np.zeros(len(texts), np.int32)
     for row, (text, spans) in enumerate(zip(texts.to_pylist(), labels.to_pylist(), strict=True)):
-        places = [match.span() for match in WORD.finditer(text)]
+        places = places_of_words(text)
         begins, ends, tags = [begin for begin, _ in places], [end for _, end in places], [OUTSIDE] * len(places)
         for span in spans:
-            start, end, label = span.get("start", -1), span.get("end", -1), span.get("label")
+            start, end, label = map((span or {}).get, ("start", "end", "label"))
             problem, first, last = "", 0, -1
-            if None in (start, end, label) or not 0 <= start < end <= len(text):
-                problem = f"lies outside its text of {len(text):,} characters or has a gap"
+            if label in (None, "") or not (isinstance(start, int | float) and isinstance(end, int | float)):
+                problem = "lacks a number or its label"
+            elif not 0 <= start < end <= len(text):
+                problem = f"lies outside its text of {len(text):,} characters"
             elif (first := bisect_right(ends, start)) > (last := bisect_left(begins, end) - 1):
                 problem = "contains no word"
             elif {*tags[first : last + 1]} != {OUTSIDE}:

@@ -65,10 +65,15 @@ class Tags:
             )
         return cls(tuple(class_names) or tuple(found))
 
+    @property
+    def of_no_scheme(self) -> list[str]:
+        """The tags that have the form of no scheme."""
+        return [name for name in self.names if name != OUTSIDE and not TAG.fullmatch(name)]
+
     @cached_property
     def plain(self) -> bool:
         """Whether the tags follow no scheme."""
-        return not all(name == OUTSIDE or TAG.fullmatch(name) for name in self.names)
+        return bool(self.of_no_scheme)
 
     @cached_property
     def kinds_of_entities(self) -> list[str]:

@@ -24,7 +24,6 @@ LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (pieces, "BATCH_TEXTS"): 5,
 }
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 

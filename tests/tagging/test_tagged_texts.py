@@ -8,17 +8,19 @@ import pyarrow.parquet
 import pytest
 from large_data import in_both_ways
 from predicting import write_jsonl
+from runs import load_recipe
 
 from shared.datasets import readers
 from shared.datasets import rows as rows_module
 from shared.errors import UserError
-from shared.tagging.tagged_texts import read_files, tagged
+from shared.tagging.tagged_texts import load_tagged, read_files, tagged
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 LARGE = {(rows_module, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 300, (rows_module, "BLOCK_ROWS"): 23}
 SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
 TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]
+GOOD, WITH_GAP = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}, {"tokens": "a", "tags": [None]}
 
 
 def columns(table):
@@ -59,17 +61,14 @@ def test_spans_become_iob2_tags_of_words(tmp_path, capsys):
         {"start": 22, "end": 28, "label": "PER"},  # "abbage": widened
         {"start": 35, "end": 45, "label": "LOC"},  # " in London": the white space does not matter
     ]
-    rows = [{"text": text, "spans": spans}, {"text": "Nothing here", "spans": []}]
+    rows = [{"text": text, "spans": spans}, {"text": "हिन्दी here, cafe\u0301", "spans": []}]
     small, large = in_both_ways(lambda: columns(tagged(write(tmp_path, rows), "text", "spans")), LARGE)
     assert small == large
     words, tags = small
     pairs = [f"{word}/{tag}" for word, tag in zip(words[0], tags[0], strict=True) if tag != "O"]
     assert pairs == ["Ada/B-PER", "Lovelace/I-PER", "Babbage/B-PER", "in/B-LOC", "London/I-LOC"]
-    assert (words[1], tags[1]) == (["Nothing", "here"], ["O", "O"])
+    assert (words[1], tags[1]) == (["हिन्दी", "here", ",", "cafe\u0301"], ["O"] * 4)
     assert "1 spans in the column spans begin or end inside a word" in capsys.readouterr().err
-
-
-GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
 
 
 def spans(*places):
@@ -93,6 +92,8 @@ def spans(*places):
         (spans((0, 5)), spans((0, 50)), "row 31 of .* that lies outside its text of 11 characters"),
         (spans((0, 5)), spans((5, 6)), "row 31 of .* that contains no word"),
         (spans((0, 5)), spans((0, 5), (3, 11)), "row 31 of .* that shares a word with another span"),
+        *((None, bad, "row 1 of .* that lacks a number or its label") for bad in (spans(("0", "5")), WITH_GAP)),
+        (None, {"tokens": "a", "tags": {"start": [0], "end": [1], "label": ["X"]}}, "texts need lists of spans"),
     ],
 )
 def test_bad_rows_and_columns_are_refused_in_one_line_also_of_large_texts(tmp_path, good, bad, expected):
@@ -100,6 +101,12 @@ def test_bad_rows_and_columns_are_refused_in_one_line_also_of_large_texts(tmp_pa
     small, large = in_both_ways(lambda: tagged(write(tmp_path, rows), "tokens", "tags"), LARGE)
     assert small == large
     assert re.search(expected, small)
+
+
+def test_tags_that_make_all_tags_plain_are_named(tmp_path, capsys):
+    (tmp_path / "a.tsv").write_text("word\ttag\n" + "a\tB-X\nb\tO\n\n" * 9)
+    load_tagged(load_recipe("token_classification").Config(train_file=(f"{tmp_path}/a.tsv",)))
+    assert "a.tsv has tags of no scheme ('tag'), so all tags are plain: " in capsys.readouterr().err
 
 
 def test_rows_without_words_are_skipped_with_a_message_and_rows_keep_their_numbers(tmp_path, capsys):

@@ -39,7 +39,7 @@ from shared.processes.collectives import on_main_process
 from shared.report.mistakes import Mistakes, as_text
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, cut_off, tokenize, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,8 @@ def main(config: Config) -> dict[str, float]:
         wrong = Mistakes(labels.names, lambda row: as_text(tokenizer, validation[row][0]))
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale, wrong)
 
-        data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}; {rows}"
+        cut = cut_off(train.lengths, config.max_length)
+        data = f"{len(train):,} training texts{cut} and {len(validation):,} validation texts, {labels}{scale}; {rows}"
         score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics, wrong)
         run.start(score, best_by, lengths=train.lengths, card={"data": data} | metrics.notes | shape.notes)
         for step in run.steps():

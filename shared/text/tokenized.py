@@ -215,6 +215,13 @@ def tokenize(
     return data
 
 
+def cut_off(lengths: NDArray[np.integer], max_length: int) -> str:
+    """How many texts reach `max_length`, for the launch card; "" if none does. `lengths` [N] may be memory-mapped."""
+    blocks = (lengths[start : start + BLOCK_ROWS] for start in range(0, len(lengths), BLOCK_ROWS))
+    full = sum(int(np.count_nonzero(block >= max_length)) for block in blocks)
+    return f" ({full:,} have at least --max_length {max_length} tokens and are cut off there)" if full else ""
+
+
 def train_tokenizer(
     table: pa.Table, text_columns: Sequence[str], kind: Literal["wordpiece", "bpe"], vocab_size: int, max_length: int
 ) -> "PreTrainedTokenizerFast":

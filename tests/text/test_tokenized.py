@@ -22,7 +22,7 @@ from transformers import (
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named
 from shared.text import encoder, tokenized
-from shared.text.tokenized import Padding, Rows, TokenizedText, check_max_length, tokenize, train_tokenizer
+from shared.text.tokenized import Padding, Rows, TokenizedText, check_max_length, cut_off, tokenize, train_tokenizer
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -67,8 +67,6 @@ def items(data: TokenizedText) -> list[list[int]]:
 
 
 KINDS = ["wordpiece", "bpe", "with types", "left", "special tokens in the text are text", "slow"]
-
-
 SOME_TEXT = st.text(min_size=1, max_size=30).filter(str.strip) | st.sampled_from(["[SEP] a", "[MASK]", " b  "])
 
 
@@ -97,13 +95,6 @@ def test_ids_are_stored_in_the_smallest_type_that_holds_them(entries, dtype):
     assert (data[0][0].dtype, items(data)) == (dtype, [[1, entries - 1]])
 
 
-def test_tokenizing_does_not_change_the_settings_of_the_tokenizer():
-    tokenizer = trained()
-    before = tokenizer.backend_tokenizer.to_str()
-    tokenize(PAIRS, ["text"], tokenizer, 5)
-    assert tokenizer.backend_tokenizer.to_str() == before
-
-
 # The cache
 
 
@@ -119,12 +110,14 @@ def test_equal_content_of_any_type_is_tokenized_once_however_it_is_chunked(token
 
 
 def test_other_content_is_tokenized_again(tokenizers):
-    one, shifted = tokenizers["wordpiece"], pa.table({"text": ["ab", "c"], "other": ["c", "ab"]})
+    one, shifted = trained(), pa.table({"text": ["ab", "c"], "other": ["c", "ab"]})
+    before = one.backend_tokenizer.to_str()
     variants = [(PAIRS, ["text"], tokenizer, 20) for tokenizer in tokenizers.values()]
     variants += [(PAIRS, columns, one, 20) for columns in (["other"], ["text", "other"], ["other", "text"])]
     variants += [(table, ["text"], one, 20) for table in (PAIRS.slice(1), shifted, pa.table({"text": ["a", "bc"]}))]
     variants += [(PAIRS, ["text"], one, 21), (shifted, ["other"], one, 20)]
     assert len({tokenize(*variant).folder for variant in variants}) == len(variants)
+    assert one.backend_tokenizer.to_str() == before, "the settings of the tokenizer are unchanged"
 
 
 def test_a_pickle_holds_no_tokens_and_reads_the_same(tokenizers):
@@ -264,7 +257,9 @@ def test_the_processes_of_a_machine_share_its_cores(tokenizers, monkeypatch, par
 def test_a_max_length_without_room_for_text_is_refused(tokenizers, columns, special):
     message = refusal(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], special)
     assert message.startswith(f"--max_length {special} leaves no room for text with {special} special tokens")
-    assert tokenize(texts_of(["a"]), columns, tokenizers["bpe"], special + 1).lengths.tolist() == [special + 1]
+    data = tokenize(texts_of(["a"]), columns, tokenizers["bpe"], special + 1)
+    assert data.lengths.tolist() == [special + 1]
+    assert [cut_off(data.lengths, special + n)[:8] for n in (1, 2)] == [" (1 have", ""]
 
 
 @pytest.mark.parametrize("model_type", ["bert", "electra", "camembert", "esm", "mpnet", "roberta", "xlm-roberta"])

@@ -110,7 +110,7 @@ def test_equal_content_of_any_type_is_tokenized_once_however_it_is_chunked(token
 
 
 def test_other_content_is_tokenized_again(tokenizers):
-    one, shifted = tokenizers["wordpiece"], pa.table({"text": ["ab", "c"], "other": ["c", "ab"]})
+    one, shifted = trained(), pa.table({"text": ["ab", "c"], "other": ["c", "ab"]})
     before = one.backend_tokenizer.to_str()
     variants = [(PAIRS, ["text"], tokenizer, 20) for tokenizer in tokenizers.values()]
     variants += [(PAIRS, columns, one, 20) for columns in (["other"], ["text", "other"], ["other", "text"])]

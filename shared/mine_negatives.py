@@ -53,7 +53,8 @@ def parse_mining(words: list[str]) -> Request:
     """What a command line asks for.
 
     Raises:
-        UserError: see `parse`, or the command line does not name an embeddings model, FILE, two columns or NEW_FILE.
+        UserError: see `parse`, or the command line does not name an embeddings model, FILE, two columns or NEW_FILE;
+            or --corpus_file would have no effect.
     """
     request = parse(words, MiningFlags)
     if request.kind != "embeddings":
@@ -63,6 +64,8 @@ def parse_mining(words: list[str]) -> Request:
     names = request.config.text_column_names
     if len({*names[:2]}) < 2:
         raise UserError(f"{FLAG} {' '.join(names)}: name the column of the anchors and that of the positives")
+    if "corpus_file" in request.given and not request.config.scores:
+        raise UserError("--corpus_file has no effect on negatives, which are texts of FILE: leave it out")
     pair = of_columns(request.config, names[:2])
     return replace(request, config=pair, given=request.given | {"text_column_names"})
 

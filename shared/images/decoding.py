@@ -56,6 +56,11 @@ class Geometry:
     std: tuple[float, ...]
     interpolation: str
 
+    def __post_init__(self) -> None:
+        """Refuse a crop beyond the scaled image, whose borders would be black in evaluations and predictions only."""
+        if self.resize is not None and self.resize < self.size:
+            raise UserError(f"--resize_size {self.resize} is below --image_size {self.size}: raise it")
+
     def training_square(self, decode_size: int | None) -> Square:
         """The whole image, squeezed, so that training can crop anywhere. Its side is `decode_size` or `resize`."""
         return Square(decode_size or self.resize or self.size, self.interpolation)

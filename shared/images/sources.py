@@ -110,8 +110,7 @@ def from_tables(config: Any, problem_type: ProblemType) -> tuple[Images, Images 
 
 def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
     """The folder of the files that a setting names; None if they are in more than one folder."""
-    names = [given] if isinstance(given, str) else given
-    folders = {file.parent for file in find_files(names, flag, KINDS)}
+    folders = {file.parent for file in find_files([given] if isinstance(given, str) else given, flag, KINDS)}
     return folders.pop() if len(folders) == 1 else None
 
 
@@ -126,8 +125,7 @@ def digits() -> Images:
 
     found = load_digits()
     pixels = np.repeat((found.images * 255 / 16).round().astype(np.uint8)[..., None], 3, axis=3)
-    names = tuple(map(str, found.target_names))
-    targets = found.target.astype(np.int64)
+    names, targets = tuple(map(str, found.target_names)), found.target.astype(np.int64)
     return Images("the embedded digits", names, targets, np.arange(len(targets)), arrays=pixels)
 
 
@@ -198,8 +196,7 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
     if not len(cells := stored_names(files())):
         raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
     passed_over["in no class's folder"] = len([*root.iterdir()]) - len(found)
-    if skipped := +passed_over:
-        say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(skipped.items()))}")
+    say_passed_over(name, passed_over)
 
     def targets() -> Iterator[NDArray[np.int64]]:
         for label in found:
@@ -263,11 +260,17 @@ def stored_names(names: Iterable[str]) -> pa.ChunkedArray:
     return pa.ipc.open_file(pa.memory_map(str(stored / written.name))).read_all()["name"]
 
 
-def images_below(root: Path, name: str, passed_over: Counter[str]) -> Iterator[str]:
+def say_passed_over(name: str, passed_over: Counter[str]) -> None:
+    """Print how many files of `name` were skipped, by reason, if any."""
+    if skipped := +passed_over:
+        say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(skipped.items()))}")
+
+
+def images_below(root: Path, name: str, passed_over: Counter[str], links: bool = False) -> Iterator[str]:
     """Yield the images in a folder and its subfolders, relative to it, sorted by the parts of their paths.
 
     At most the names in one folder, and in those above it, are in memory. Hidden files, other files, and links to
-    folders or to nothing are skipped and counted in `passed_over`, by reason.
+    folders (with `links`, not those in `root`) or to nothing are skipped and counted in `passed_over`, by reason.
 
     Raises:
         UserError: a folder cannot be read; the message names it and `name`.
@@ -276,7 +279,7 @@ def images_below(root: Path, name: str, passed_over: Counter[str]) -> Iterator[s
     with about(name), os.scandir(root) as entries:
         for entry in entries:
             ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122  Path.suffix takes ten times as long
-            is_folder = entry.is_dir(follow_symlinks=False)
+            is_folder = entry.is_dir(follow_symlinks=links)
             if entry.name.startswith("."):
                 passed_over["hidden"] += 1
             elif is_folder or (ending in EXTENSIONS and _is_file(entry)):

@@ -13,7 +13,7 @@ from shared.contrastive.tuples import TextTuples, corpus_of, load_tuples, of_col
 from shared.datasets.rows import decided
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
-from shared.errors import count_of
+from shared.errors import UserError, count_of
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import feed
 from shared.predictions.labels import have_labels
@@ -105,6 +105,8 @@ def encode(request: Request, config: Any, table: pa.Table, tokenizer: Any) -> Te
     """
     if config.label_column_name and not have_labels(request, table, (config.label_column_name,)).any():
         config = replace(config, label_column_name=None)
+    if config.label_column_name and "corpus_file" in request.given:
+        raise UserError("--corpus_file: pairs with scores search no texts: leave it out")
     data: TextTuples = request.recipe.encode(config, table, tokenizer)
     if request.file is None or "corpus_file" in request.given:
         return data.with_corpus(*(request.recipe.encode(*part, tokenizer) for part in corpus_of(request.config)))

@@ -16,7 +16,7 @@ from shared.datasets.rows import is_text, named
 from shared.errors import UserError, about, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import Images, collate, prepare
-from shared.images.sources import EXTENSIONS, folder_of, images_below, load_sources, of_table
+from shared.images.sources import EXTENSIONS, folder_of, images_below, load_sources, of_table, say_passed_over
 from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, read_rows
 from shared.predictions.request import Request
@@ -94,10 +94,11 @@ def table_of_folder(folder: Path, labels: Labels) -> pa.Table:
     Raises:
         UserError: there is no image, or a name is not UTF-8, as the output is.
     """
-    name = f"FILE {folder}"
-    inside = [*images_below(folder, name, Counter[str]())]
+    name, passed_over = f"FILE {folder}", Counter[str]()
+    inside = [*images_below(folder, name, passed_over, links=True)]
     if not inside:
         raise UserError(f"{name} has no image ({', '.join(EXTENSIONS)}): give a folder of images")
+    say_passed_over(name, passed_over)
     classes = [path.partition("/")[0] if "/" in path else None for path in inside]
     columns = {FILE_COLUMN: inside} | ({LABEL_COLUMN: classes} if {*classes} & {*labels.names} else {})
     with about(name):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -239,7 +240,8 @@ def writer(file: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], objec
                 json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in plain(table).to_pylist()
             )
         else:
-            rows = csv.writer(stream, lineterminator="\n")
+            lines = SimpleNamespace(write=lambda line: stream.write(line.removesuffix("\r\n") + "\n"))
+            rows = csv.writer(lines, lineterminator="\r\n")  # Python quotes the characters of this end only
             rows.writerow(schema.names)
             yield lambda table: rows.writerows(
                 zip(*(column.cast(pa.large_string()).to_pylist() for column in table.columns), strict=True)

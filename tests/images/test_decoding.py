@@ -13,7 +13,7 @@ from small_images import encoded, quarters
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.images.decoding import CorruptImage, Geometry, Square, decode, inspect
-from shared.images.image_models import image_processor, load_geometry
+from shared.images.image_models import geometry_of, image_processor, load_geometry
 from shared.images.images import collate
 
 
@@ -75,7 +75,7 @@ def test_every_mode_is_decoded_as_in_a_pipeline(mode, stored, tmp_path):
 @given(
     width=st.integers(1, 90),
     height=st.integers(1, 90),
-    sides=st.tuples(st.integers(1, 40), st.integers(-9, 30)),
+    sides=st.tuples(st.integers(1, 40), st.integers(0, 30)),
     interpolation=st.sampled_from(["bilinear", "bicubic"]),
     squeezed=st.booleans(),
 )
@@ -86,16 +86,16 @@ def test_every_mode_is_decoded_as_in_a_pipeline(mode, stored, tmp_path):
 def test_images_of_any_size_are_evaluated_as_by_the_exported_image_processor(
     width, height, sides, interpolation, squeezed
 ):
-    """Also below and above --decode_size, with an odd margin, and cropped to more than there is."""
+    """Also below and above --decode_size, with an odd margin; the exported processor has the same geometry."""
     size, margin = sides
-    geometry = Geometry(
-        size, None if squeezed else max(1, size + margin), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), interpolation
-    )
+    geometry = Geometry(size, None if squeezed else size + margin, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), interpolation)
+    processor, flags = image_processor(geometry), {"image_size": None, "resize_size": None}
+    assert geometry_of(processor, SimpleNamespace(model_name_or_path="", **flags)) == geometry
     image = Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
     for kind in ("PNG", "JPEG"):
         stored = encoded(image, kind)
         image = Image.open(io.BytesIO(stored))
-        expected = image_processor(geometry)(images=image, return_tensors="pt")["pixel_values"]
+        expected = processor(images=image, return_tensors="pt")["pixel_values"]
         item = (*decode(stored, geometry.evaluation_square), 0)
         found = Augmentation(AugmentationOptions(), geometry).evaluation(collate([item]))
         assert torch.allclose(found, expected, atol=1e-5, rtol=0)

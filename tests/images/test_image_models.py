@@ -163,6 +163,8 @@ def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_
     for folder, kind, flag, size in (("", "CLIP", "--image_size", 48), ("new", "ViT", "--train_image_size", 16)):
         message = runs.refusal(recipe.main, config_of(recipe, tmp_path / folder, images, flag, size))
         assert f"a {kind}ForImageClassification cannot take images of {size} x {size}" in message
+    config = config_of(recipe, tmp_path / "new", images, "--image_size", 48, "--resize_size", 47)
+    assert "--resize_size 47 is below --image_size 48" in runs.refusal(recipe.main, config)
     recipe.main(config_of(recipe, tmp_path / "new", images, "--image_size", 48, "--from_scratch"))
 
 

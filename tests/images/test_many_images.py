@@ -25,15 +25,9 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
     monkeypatch.setattr(sources, "images_below", lambda *_: (f"n0144_{i}.JPEG" for i in range(each)))
     monkeypatch.setattr(sources, "checked", lambda source: source)
     at_once = each // 20
-    for module, name in (
-        (splits, "BLOCK"),
-        (splits, "SORTED"),
-        (images, "BLOCK"),
-        (sources, "AT_ONCE"),
-        (table_rows, "BLOCK_ROWS"),
-    ):
+    limits = (splits, "BLOCK"), (splits, "SORTED"), (images, "BLOCK"), (sources, "AT_ONCE"), (table_rows, "BLOCK_ROWS")
+    for module, name in (*limits, (prepared, "IN_MEMORY")):
         monkeypatch.setattr(module, name, at_once)
-    monkeypatch.setattr(prepared, "IN_MEMORY", at_once)
     given = config(train_dir=str(tmp_path), max_train_samples=each)
     tracemalloc.start()
     try:

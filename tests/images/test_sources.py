@@ -80,9 +80,8 @@ def test_save_to_disk_folders_are_read_with_their_class_names(tmp_path):
 def test_wrong_folders_and_flags_are_refused(tmp_path):
     good = folders(tmp_path / "good")
     folders(tmp_path / "other", ("cat", "fox"))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "nothing/cat").mkdir(parents=True)
-    (tmp_path / "nothing/dog").mkdir()
+    for name in ("empty", "nothing/cat", "nothing/dog"):
+        (tmp_path / name).mkdir(parents=True)
     parquet = tables(tmp_path)
     for flags, expected in (
         ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: [Errno 2] No such file"),

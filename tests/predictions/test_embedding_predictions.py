@@ -46,8 +46,8 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     run, reported = trained
     scores = predict_file(run, "--predictions_file", tmp_path / "own.parquet")
     assert scores == pytest.approx(reported, rel=1e-5)
-    shared = {"eval_loss", "eval_ndcg_at_10", "eval_recall_at_10", "eval_mrr_at_10"}
-    assert {*scores} == shared | {"eval_ndcg_at_10_dim_32", "eval_ndcg_at_10_dim_8"}
+    shared = "loss", "ndcg_at_10", "recall_at_10", "mrr_at_10", "ndcg_at_10_dim_32", "ndcg_at_10_dim_8"
+    assert [*scores] == [f"eval_{name}" for name in shared]
     assert reported["eval_ndcg_at_10"] == reported["eval_ndcg_at_10_dim_32"]  # all dimensions
     table = pq.read_table(tmp_path / "own.parquet")
     assert table.column_names == ["anchor", "positive", "embedding_anchor", "embedding_positive"]
@@ -118,6 +118,7 @@ def test_scored_pairs_have_the_correlations_of_the_run(pairs, tmp_path):
     assert "eval_ndcg_at_10" in predict_file(run, pairs[1], *as_pairs)
     (tmp_path / "list.jsonl").write_text('{"anchor": "a", "positive": "b", "score": [1]}\n')
     assert "contains list<item: int64>, not numbers" in refusal(predict_file, run, tmp_path / "list.jsonl")
+    assert "pairs with scores search no texts" in refusal(predict_file, run, gap, "--corpus_file", gap)
 
 
 def test_with_a_corpus_each_anchor_also_searches_its_texts(pairs, tmp_path):
@@ -172,6 +173,7 @@ def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
         ([pairs[0]], "give a FILE of pairs, and name the file to write with --predictions_file"),
         (last, "give a FILE of pairs"),
         ([pairs[0], *last, "--negatives", 500], "have fewer than 500 texts"),
+        ([pairs[0], *last, "--corpus_file", pairs[1]], "--corpus_file has no effect on negatives"),
         ([tmp_path / "taken.csv", *last], "has a column negatives, as the predictions have: rename it"),
         ([pairs[0], *last, "--share_of_positive", 0, "--negatives", 90], "lower --negatives, raise --share_of_"),
     ):

@@ -73,7 +73,7 @@ def test_images_of_any_shape_are_predicted_as_by_the_pipeline(trained, tmp_path)
             assert row[f"probability_{each['label']}"] == pytest.approx(each["score"], abs=1e-5)
 
 
-def test_a_folder_of_classes_and_columns_of_paths_and_of_bytes_have_the_same_predictions(trained, digits, tmp_path):
+def test_classes_and_links_to_them_and_columns_of_paths_and_of_bytes_are_the_same(trained, digits, tmp_path, capsys):
     run, _ = trained
     files = sorted(digits.rglob("*.png"))
     names = [path.relative_to(digits).as_posix() for path in files]
@@ -83,15 +83,21 @@ def test_a_folder_of_classes_and_columns_of_paths_and_of_bytes_have_the_same_pre
     assert [row["label"] for row in found] == [path.parent.name for path in files]
     assert of_folder["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
     expected = [row["prediction"] for row in found]
+    (tmp_path / "linked").mkdir()
+    for place in (*digits.iterdir(), tmp_path / ".hidden"):
+        (tmp_path / "linked" / place.name).symlink_to(place)
+    predict_file(run, tmp_path / "linked", "--predictions_file", tmp_path / "linked.csv")
+    assert (tmp_path / "linked.csv").read_bytes() == (tmp_path / "folder.csv").read_bytes()
+    assert f"FILE {tmp_path / 'linked'}: passed over 1 hidden\n" in capsys.readouterr().err
     assert predict_file(run, digits / "3", "--predictions_file", tmp_path / "3.csv") == {}  # no subfolders, no labels
     assert [row["file"] for row in read_csv(tmp_path / "3.csv")] == sorted(path.name for path in digits.glob("3/*"))
 
     listed = write_csv(digits / "listed.csv", ("id", "path"), enumerate(names))
     flags = ["--image_column_name", "path", "--predictions_file"]
     predict_file(run, listed, *flags, tmp_path / "listed.csv")
-    found = read_csv(tmp_path / "listed.csv")
     listed.unlink()
-    assert [(row["path"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
+    found = [(row["path"], row["prediction"]) for row in read_csv(tmp_path / "listed.csv")]
+    assert found == [*zip(names, expected, strict=True)]
 
     encoded = pa.array([{"bytes": path.read_bytes(), "path": None} for path in files])
     labels = [path.parent.name for path in files]
@@ -118,12 +124,10 @@ def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
 
 def test_bad_input_is_one_line(trained, digits, tmp_path):
     run, _ = trained
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "new" / "cat").mkdir(parents=True)
-    (tmp_path / "new" / "1").mkdir()
-    for name in ("cat", "1"):
-        Image.new("RGB", (16, 16)).save(tmp_path / "new" / name / "a.png")
-    (tmp_path / "latin 1").mkdir()
+    for name in ("empty", "latin 1", "new/cat", "new/1"):
+        (tmp_path / name).mkdir(parents=True)
+        if "new" in name:
+            Image.new("RGB", (16, 16)).save(tmp_path / name / "a.png")
     shutil.copy(tmp_path / "new/1/a.png", tmp_path / "latin 1" / os.fsdecode(b"caf\xe9.png"))
     for words, expected in (
         ([tmp_path / "latin 1"], "latin 1: 'utf-8' codec can't encode character '\\udce9'"),

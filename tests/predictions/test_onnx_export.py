@@ -160,9 +160,8 @@ def test_a_model_that_onnx_cannot_express_is_refused(alone, tmp_path, monkeypatc
 
 def test_what_is_missing_is_named(alone, texts, tmp_path, monkeypatch):
     run = shutil.copytree(alone, tmp_path / "run")
-    assert "model.onnx does not exist: python -m shared.export writes it" in refusal(
-        predict_file, run, texts[3], "--runtime", "onnx"
-    )
+    message = refusal(predict_file, run, texts[3], "--runtime", "onnx")
+    assert "model.onnx does not exist: python -m shared.export writes it" in message
     assert refusal(export_model, run, "--torch_compile").startswith("--torch_compile has no effect")
     assert "at most one file, then the flags: OUTPUT_DIR [FILE]" in refusal(export_model)
     assert "give a FILE" in refusal(export_model, shutil.copytree(run / "model", tmp_path / "bare"))

@@ -24,8 +24,8 @@ MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward p
 def test_the_predictions_are_those_of_the_pipeline_in_the_order_of_the_input(alone, rows, tmp_path):
     from transformers import pipeline
 
-    # A column that the model does not use keeps its spelling.
-    given = [(f"0{number}", row["text"]) for number, row in enumerate(rows)]
+    # A column that the model does not use keeps its spelling, and all line ends.
+    given = [(f"0{number}\r", row["text"]) for number, row in enumerate(rows)]
     file, output = write_csv(tmp_path / "new.csv", ("id", "text"), given), tmp_path / "out.csv"
     assert predict_file(alone, file, "--predictions_file", output, *MANY_PARTS) == {}  # no labels, so no scores
 

@@ -112,8 +112,8 @@ class Saver:
     def _begin(self) -> None:
         """Begin to copy and write the state, or write it."""
         progress = self.progress
-        tensors, values = self._state_of_objects()
         with about("a checkpoint cannot hold the state of an optimizer"):
+            tensors, values = self._state_of_objects()
             content = json.dumps(self.state(progress) | values, indent=1).encode()
         self.job = Job(
             folders.path_of(self.config.output_dir, progress.step),

@@ -104,6 +104,11 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
         tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
         values |= {key: laid_out(value, parameters[index]) for key, value in tensors.items()}
     inner(optimizer).load_state_dict(state)
+    for index, values in state["state"].items():
+        found = inner(optimizer).state[parameters[index]]
+        for key, value in values.items():  # torch gives them the dtype of the parameter
+            if isinstance(value, Tensor) and key in found and found[key].dtype != value.dtype:
+                found[key] = value.to(found[key].device)
 
 
 def laid_out(value: Tensor, parameter: Tensor) -> Tensor:

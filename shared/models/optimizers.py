@@ -34,7 +34,7 @@ def make_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
         from pytorch_optimizer import Muon
 
         betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
-        return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
+        return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_lr=rate, adamw_betas=betas, adamw_eps=epsilon)
     return optimizers.make_optimizer(model, config, groups)
 
 

@@ -11,9 +11,11 @@ from shared.checkpoints.progress import BestBy
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch
+from shared.plan.draws import seed_dropout
 from shared.processes import signals
 
 NUMBERS_AT_ONCE = 2**24  # that travel in one collective call: 64 or 128 MiB
+SAME = 1e-3  # relative, of scores: kinds of machines round differently
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
 
 
@@ -80,10 +82,12 @@ def collect(
     rows: list[torch.Tensor] = []
     scores: list[torch.Tensor] = []
     for micro_batch, batch in signals.watch(accelerator, batches):
+        seed_dropout(accelerator.device, 0, micro_batch.step, micro_batch.index)
         predictions, losses, *logits = predict(model, micro_batch, batch)
         if micro_batch.counted:
             numbers.append(micro_batch.samples)
-            rows.append(torch.cat([losses[:, None], predictions.reshape(len(losses), -1)], dim=1).double())
+            columns = losses[:, None], predictions.reshape(len(losses), -1)
+            rows.append(torch.cat([each.double() for each in columns], dim=1))  # losses in bf16 would round classes
             if scored:
                 assert logits, "a metric takes probabilities, and the recipe gave no logits"
                 scores.append(scored.probabilities(logits[0].float()))
@@ -116,6 +120,18 @@ def _gather_into(
         part = gather_rows(accelerator, samples[inside] - start, mine[torch.from_numpy(inside)], count)
         if len(table):
             table[start : start + count] = part.cpu().numpy()
+
+
+def differing_scores(results: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str:
+    """How scores of other processes differ from those of the main process, as a sentence; "" if they are equal."""
+    for rank, scores in enumerate(others, start=1):
+        equal = scores.keys() == results.keys()
+        if not equal or not np.allclose([*scores.values()], [results[n] for n in scores], rtol=SAME, equal_nan=True):
+            return (
+                f"evaluate returned {dict(results)} on rank 0 and {dict(scores)} on rank {rank}: each process has only "
+                "a share of the validation data, and evaluation.collect gives it all (docs/your_own_recipe.md)"
+            )
+    return ""
 
 
 def best_by(config: Options, names: Sequence[str], undefined: Mapping[str, str] | None = None) -> BestBy:

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.checkpoints import resuming
-from shared.errors import UserError
+from shared.errors import UserError, listed
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import warn
 from shared.plan.batches import MicroBatch
 from shared.plan.draws import MASK64, hash64
 
 MAX_SKIPPED_IN_A_ROW = 10
+SAME_NORM = 1e-3  # relative, of the same gradients on machines of different kinds
 BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps
 
 
@@ -57,6 +58,7 @@ class Monitor:
         self.losses: dict[str, list[Tensor]] = {}
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
         self.sums = {"loss": np.float32(0)}
+        self.grad_norm = 0.0  # of the last step before the reading, on this process
         self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates since the run began, on any process
         self.window_started = self.read_at = time.perf_counter()
         self.beside = dict.fromkeys(BESIDE, 0.0)  # seconds since the last reading
@@ -96,18 +98,29 @@ class Monitor:
         self.beside[part] += time.perf_counter() - begun
         self._passed(part)
 
-    def read(self) -> dict[str, float | str]:
-        """The figures since the last call, over all processes; call it on all of them.
+    def read(self, grad_norm: float = 0.0) -> dict[str, float | str]:
+        """The figures since the last call, over all processes; call it on all of them, with the last `grad_norm`.
 
         Returns `loss` and its parts (means over steps), `samples` (running digest of the ids fed, hexadecimal),
         `samples_per_second`, `tokens_per_second` (real tokens, for sequences), `step_seconds`, `skipped_updates` (since
-        the run began), `processes`, and the figures of the hooks.
+        the run began), `processes`, `grad_norm`, and the figures of the hooks.
 
         The time of evaluation and checkpoints is only in `evaluation_seconds`
         and `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
         the number of these steps, `timed_steps`.
+
+        Raises:
+            UserError: the processes have different gradients.
         """
+        self.grad_norm = grad_norm
         rows = self._gather()
+        norms = rows["grad_norm"]
+        if not np.allclose(norms, norms[0], rtol=SAME_NORM, equal_nan=True):
+            raise UserError(
+                f"the processes have different gradients, of norms {listed([f'{norm:.4g}' for norm in norms])}: each "
+                "would train a model of its own; compute_loss must call the model that run.prepare returned, and only "
+                "the backward passes before the last one are in no_sync (docs/your_own_recipe.md)"
+            )
         totals, seconds = self._totals(rows), float(rows["seconds"].mean())
         figures: dict[str, float | str] = {
             **{name: totals[name] / max(self.steps, 1) for name in self.sums},
@@ -116,6 +129,7 @@ class Monitor:
             "skipped_updates": self.skipped,
             "processes": self.accelerator.num_processes,
             "step_seconds": seconds / max(self.steps - self.steps_before, 1),
+            "grad_norm": grad_norm,
             "evaluation_seconds": float(rows["evaluation"].mean()),
             "checkpoint_seconds": float(rows["checkpoint"].mean()),
         }
@@ -214,6 +228,7 @@ class Monitor:
             "samples": self.samples,
             "tokens": self.tokens,
             **self.beside,
+            "grad_norm": self.grad_norm,
             "seconds": self.read_at - self.window_started - sum(self.beside.values()),
             **{name: value for hook in self.hooks for name, value in hook.measured().items()},
         }

@@ -43,17 +43,53 @@ def make_optimizer(
 
 
 def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Check that an optimizer has all trainable parameters of a model.
+    """Check that an optimizer has the trainable parameters of a model and no others, and nothing that a run would lose.
 
     Raises:
-        UserError: names those that would never be trained.
+        UserError: names what would never be trained, or would be lost.
     """
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    groups, own = optimizer.param_groups, {id(parameter) for parameter in model.parameters()}
+    held = {id(parameter): parameter for group in groups for parameter in group["params"]}
     if missing := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]:
         raise UserError(
             f"make_optimizer: the optimizer does not have {listed(missing)}, which would never be trained: add them, "
             "or freeze them in build_model (requires_grad_(False))"
         )
+    if foreign := [f"shape {[*p.shape]}" for key, p in held.items() if key not in own]:
+        raise UserError(
+            f"make_optimizer: the optimizer has parameters that the model does not have ({listed(foreign)}): they "
+            "would be neither clipped, saved nor synchronized; make them parameters of the model"
+        )
+    if lost := [key for key in optimizer.state_dict() if key not in ("state", "param_groups")]:
+        raise UserError(
+            f"make_optimizer: a checkpoint would lose {listed(lost)} of the optimizer's state_dict: keep this in its "
+            "state or its groups"
+        )
+    rates = dict.fromkeys(str(group.get("lr")) for group in groups)
+    if len(rates) > 1 and not any("lr_scale" in group for group in groups):
+        raise UserError(
+            f"make_optimizer: the learning rates of the groups ({listed(list(rates))}) would be lost, because the "
+            "schedule sets that of each step: give a group its factor as lr_scale (docs/own_models.md)"
+        )
+
+
+def require_schedule(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Check that `set_learning_rate` alone set the rates of an optimizer for a step, to `learning_rate`.
+
+    Raises:
+        UserError: a scheduler object set them, which no checkpoint holds, or nothing did.
+    """
+    for group in optimizer.param_groups:
+        if "initial_lr" in group:  # every scheduler of torch.optim adds it
+            raise UserError(
+                "a scheduler object sets the learning rate, and a resumed run would begin it anew: make the rate a "
+                "function of the step, and give it to set_learning_rate (docs/your_own_recipe.md)"
+            )
+        if group["lr"] != learning_rate * group.get("lr_scale", 1.0):
+            raise UserError(
+                f"the optimizer has a learning rate of {group['lr']}, and run.end_step got {learning_rate}: call "
+                "set_learning_rate at the start of each step"
+            )
 
 
 def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:

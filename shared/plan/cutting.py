@@ -37,7 +37,7 @@ class Budget:
         most, starts, row = self.samples or len(lengths), [], 0
         while row < len(lengths):
             starts.append(row)
-            fitting = bisect_right(ends, ends[row] + area) - 1 - row if self.packed else area // lengths[row]
+            fitting = bisect_right(ends, ends[row] + area) - 1 - row if self.packed else area // max(1, lengths[row])
             row += max(1, min(fitting, most))
         return starts
 

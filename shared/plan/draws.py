@@ -1,8 +1,9 @@
-"""The numbers that a run draws from its seed: hashes, the order of the samples of an epoch, and torch's generators."""
+"""The numbers that a run draws from its seed: hashes, the order of the samples of an epoch, and the generators."""
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -89,19 +90,45 @@ def _encipher(numbers: NDArray[np.uint64], keys: Sequence[int], width: int, heig
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -> None:
-    """Seed torch on the CPU and on `device` for the forward pass of one micro-batch, the same on any process.
-
-    Each generator is seeded by itself, because `torch.manual_seed` queries every possible backend: 0.2 ms per call.
-    """
-    value = hash64(seed, step, micro_batch, 2) >> 1
-    torch.default_generator.manual_seed(value)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(value)
+    """Seed all generators, also that of `device`, for the forward pass of one micro-batch, the same on any process."""
+    _seed(hash64(seed, step, micro_batch, 2), device)
 
 
 def seed_sample(seed: int, epoch: int, sample: int) -> None:
-    """Seed `random`, NumPy and torch on the CPU for reading one sample in one epoch."""
-    value = hash64(seed, epoch, sample, 1)  # the last word makes these draws differ from those of dropout
+    """Seed the generators of the CPU for reading one sample in one epoch."""
+    _seed(hash64(seed, epoch, sample, 1))  # the last word makes these draws differ from those of dropout
+
+
+def seed_collation(seed: int, step: int, micro_batch: int) -> None:
+    """Seed the generators of the CPU for collating one micro-batch."""
+    _seed(hash64(seed, step, micro_batch, 3))
+
+
+def seed_update(device: torch.device, seed: int, step: int) -> None:
+    """Seed all generators for the update of a step: processes that drew other numbers would have other weights."""
+    _seed(hash64(seed, step, 4), device)
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed all generators for the start of a run; afterwards they go on as before, for a search that draws settings."""
+    of_random, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            _seed(hash64(seed, 5), device)
+            yield
+        finally:
+            random.setstate(of_random)
+            np.random.set_state(of_numpy)
+
+
+def _seed(value: int, device: torch.device | None = None) -> None:
+    """Seed `random`, NumPy and torch on the CPU, and torch on `device`.
+
+    Each generator of torch is seeded by itself, because `torch.manual_seed` queries every possible backend: 0.2 ms.
+    """
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed queries every backend: 0.2 ms
+    torch.default_generator.manual_seed(value >> 1)
+    if device is not None and device.type != "cpu":
+        torch.get_device_module(device).manual_seed(value >> 1)

@@ -1,11 +1,12 @@
 """Loads the micro-batches of the plan: worker processes, collation, the copy to the device.
 
 Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Before each `__getitem__`, `random`, NumPy
-and torch are seeded from (seed, epoch, sample), so ordinary augmentation code draws the same numbers in every process.
-A dataset without randomness sets `draws_random = False`, which saves 20 microseconds per sample. A dataset that reads a
-whole micro-batch in one call has `read_micro_batch(samples, epochs)`, whose result goes to `collate_fn`; its random
-numbers must be functions of its arguments. A dataset on another machine may have `read_ahead(schedule)`: it takes the
-micro-batches of `schedule` in advance, begins to read them, and yields them. None means that the data are here.
+and torch are seeded from (seed, epoch, sample), and before `collate_fn` from (seed, step, micro-batch), so usual code
+of augmentation and masking draws the same numbers in every process. A dataset without randomness sets
+`draws_random = False`, which saves 20 microseconds per sample. A dataset that reads a whole micro-batch in one call has
+`read_micro_batch(samples, epochs)`, whose result goes to `collate_fn`; its random numbers must be functions of its
+arguments. A dataset on another machine may have `read_ahead(schedule)`: it takes the micro-batches of `schedule` in
+advance, begins to read them, and yields them. None means that the data are here.
 """
 
 import signal
@@ -28,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
-from shared.plan.draws import seed_sample
+from shared.plan.draws import seed_collation, seed_sample
 from shared.processes.signals import ignore_in_child
 
 FAR_AHEAD = 16  # micro-batches that each worker reads ahead from another machine
@@ -44,6 +45,9 @@ class Loader:
         device: the device of the batches.
         num_workers: processes that read and collate ahead; 0 reads in the training process. None: 2 if `device` is an
             accelerator, 0 on a CPU, whose cores are busy with training.
+
+    Raises:
+        UserError: the plan has another number of samples than the data set.
     """
 
     def __init__(
@@ -54,6 +58,11 @@ class Loader:
         device: torch.device,
         num_workers: int | None = None,
     ) -> None:
+        if (size := len(dataset)) != plan.num_samples:  # type: ignore[arg-type]  # it has a length
+            raise UserError(
+                f"the data set has {size:,} samples, and its plan {plan.num_samples:,}: give the plan the lengths or "
+                "the number of the samples to train on"
+            )
         self.plan = plan
         self.seconds_waited = 0.0  # waiting for data since the start; the monitor reads differences
         if num_workers is None:
@@ -148,7 +157,9 @@ class _Reader:
         self.draws_random = getattr(dataset, "draws_random", True)
 
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
-        return micro_batch, self.collate_fn(self._read(micro_batch))
+        rows = self._read(micro_batch)
+        seed_collation(self.seed, micro_batch.step, micro_batch.index)
+        return micro_batch, self.collate_fn(rows)
 
     def _read(self, micro_batch: MicroBatch) -> list[Any]:
         if hasattr(self.dataset, "read_micro_batch"):
@@ -192,7 +203,10 @@ def _kill(workers: set[BaseProcess]) -> None:
 class InMemory(TensorDataset):
     """Tensors [N, ...]; item i of each tensor belongs to sample i."""
 
-    draws_random = False
+    @property
+    def draws_random(self) -> bool:
+        """Whether a subclass reads its samples itself, by code that may draw random numbers."""
+        return type(self).__getitem__ is not TensorDataset.__getitem__
 
     @property
     def lengths(self) -> np.ndarray:

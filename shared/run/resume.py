@@ -66,8 +66,8 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         elsewhere = config.moved(state, digest)
         other_end = fields_with(type(config), Meaning.DECAY_OR_END) if start else ()
         refuse_another_run(stored, config, checkpoint or output_dir, {*elsewhere, *other_end})
-        if start and left["config"]:  # an earlier start of this branch, before its first checkpoint
-            refuse_another_run(left["config"], config, output_dir)
+        if left["config"] and checkpoint and checkpoint.resolve().parent != resuming.folder(output_dir).resolve():
+            refuse_another_run(left["config"], config, output_dir, elsewhere)  # an earlier start, or another run
         if elsewhere:
             accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
     if checkpoint is None:
@@ -214,7 +214,8 @@ def finished(
         grown = any(stored[name] != getattr(config, name) for name in fields_with(type(config), Meaning.MAY_GROW))
         if not lines or "train_runtime" not in lines[-1] or grown:
             return None
-        last = next(line for line in reversed(lines) if any(name.startswith("eval_") for name in line))
+        evaluated = (line for line in reversed(lines) if any(name.startswith("eval_") for name in line))
+        last = next(evaluated, {})
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 
     if (results := on_main_process(accelerator, read_results)) is None:

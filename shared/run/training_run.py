@@ -5,6 +5,7 @@ The methods of `TrainingRun` are in the order in which a recipe's `main` calls t
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,10 +15,12 @@ from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.monitoring.evaluation import differing_scores
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import Log
 from shared.monitoring.monitor import Monitor
-from shared.optimization.optimizers import require_all
+from shared.optimization.optimizers import inner, require_all, require_schedule
+from shared.plan import draws
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
 from shared.processes import collectives, signals, starting
@@ -92,6 +95,7 @@ class TrainingRun(Generic[Config]):
         with contextlib.ExitStack() as stack:
             stack.enter_context(starting.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
+            stack.enter_context(draws.seeded(self.accelerator.device, self.config.seed))
             self._tell(Hook.opened, self)
             opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self._checkpoint = opened
@@ -195,6 +199,8 @@ class TrainingRun(Generic[Config]):
         self.saver = self.strategy.saver(accelerator, self.config, plan)
         if self._checkpoint:
             self.saver.load(self._checkpoint)
+        seed = partial(draws.seed_update, accelerator.device, self.config.seed)
+        inner(self.optimizer).register_step_pre_hook(lambda *_: seed(self.progress.step))
         self._tell(Hook.loaded, self)
         self.launch_card = launch_card(self, self._checkpoint, {**card, **self.card})
         accelerator.print(self.launch_card)
@@ -241,7 +247,8 @@ class TrainingRun(Generic[Config]):
             learning_rate: the learning rate of this step.
 
         Raises:
-            UserError: the gradients of ten steps in a row were not finite.
+            UserError: the gradients of ten steps in a row were not finite, or differ between the processes; or see
+                `require_schedule`.
         """
         self._tell(Hook.updated, grad_norm)
         self.monitor.end_step(skipped)
@@ -249,8 +256,8 @@ class TrainingRun(Generic[Config]):
         self.progress.step += 1
         self.progress.learning_rate = learning_rate
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
-            figures = self.monitor.read() | {"learning_rate": learning_rate, "grad_norm": float(grad_norm)}
-            self._write(figures)
+            require_schedule(self.optimizer, learning_rate)
+            self._write(self.monitor.read(float(grad_norm)) | {"learning_rate": learning_rate})
             self.monitor.refuse_divergence(self.config.output_dir)
 
     def evaluate_if_due(self) -> None:
@@ -327,14 +334,15 @@ class TrainingRun(Generic[Config]):
     def _record_evaluation(self) -> None:
         with self.monitor.timed("evaluation"):
             self.weights_are_read()
-            results = self.evaluate()
-        if problem := self._best_by.missing(results):
+            scores = {name: float(value) for name, value in self.evaluate().items()}
+            results, *others = collectives.gather(self.accelerator, scores)
+        if problem := self._best_by.missing(results) or differing_scores(results, others):
             if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists
                 self.progress.evaluation_owed = True
                 self._save()
                 self.saver.finish()
             raise UserError(
-                f"{problem}; the checkpoint after step {self.progress.step} is kept: correct the names, and start again"
+                f"{problem}; the checkpoint after step {self.progress.step} is kept: correct evaluate, and start again"
             )
         at_end = not self.plan.due_without_end(self.config.eval_steps, self.progress.step - 1)
         if self.progress.record(results, self._best_by, at_end):

@@ -37,6 +37,16 @@ class Net(nn.Module):
         return sum(output.square().sum() for output in outputs)
 
 
+class Summing(torch.optim.SGD):
+    """Keeps the sum of all gradients in float64, which torch would load as the parameter's dtype."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            total = self.state[p].setdefault("total", torch.zeros(p.shape, dtype=torch.float64))
+            p.sub_(0.01 * total.add_(p.grad))
+
+
 def train(model, optimizer, average, steps):
     for _ in range(steps):
         model(torch.arange(6)).backward()
@@ -52,6 +62,8 @@ def built(kind):
     model = Net()
     config = Options(optim="sgd" if kind == "sgd" else "adamw", learning_rate=0.01)
     optimizer = make_optimizer(model, config)
+    if kind == "float64":
+        optimizer = Summing(model.parameters())
     if kind == "two":
         own = [*model.norm.parameters()]
         rest = [p for p in model.parameters() if all(p is not mine for mine in own)]
@@ -73,7 +85,7 @@ def saved(folder, files, values):
     return folder / "step_00000003"
 
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd", "two"])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "two", "float64"])
 def test_a_loaded_state_continues_bit_by_bit(kind, tmp_path):
     model, optimizer, average = built(kind)
     train(model, optimizer, average, 2)

@@ -128,7 +128,7 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
         ]
 
         def predict(_, __, mine):
-            return mine.argmax(1), mine[:, 0], mine
+            return mine.argmax(1) + 1000, mine[:, 0].bfloat16(), mine  # bf16 cannot hold these classes
 
         return evaluation.collect(accelerator, nn.Identity(), batches, predict, (total,), metrics)
 
@@ -138,8 +138,15 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
     assert np.array_equal(first, logits.softmax(1).numpy())
     assert others == [None] * (world - 1)
     for predictions, losses, _ in everywhere:
-        assert np.array_equal(predictions, logits.argmax(1).double().numpy())
-        assert np.array_equal(losses, logits[:, 0].double().numpy())
+        assert np.array_equal(predictions, logits.argmax(1).double().numpy() + 1000)
+        assert np.array_equal(losses, logits[:, 0].bfloat16().double().numpy())
+
+
+def test_scores_that_differ_between_processes_are_named_and_rounding_is_not():
+    results = {"eval_loss": 0.5, "eval_f1": np.nan}
+    assert not evaluation.differing_scores(results, [results, results | {"eval_loss": 0.5 + 1e-6}])
+    for other in ({}, results | {"eval_loss": 0.6}):
+        assert f"on rank 0 and {other} on rank 2: " in evaluation.differing_scores(results, [results, other])
 
 
 def test_losses_and_errors_are_better_when_lower():

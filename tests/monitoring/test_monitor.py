@@ -124,6 +124,14 @@ def test_a_restored_monitor_reports_the_same_as_an_uninterrupted_one(accelerator
     assert second.summary(10.0) == whole.summary(10.0)
 
 
+def test_gradients_that_differ_between_processes_are_refused(accelerator, monkeypatch):
+    monkeypatch.setattr(Accelerator, "num_processes", 2)
+    for factor, message in ((1, None), (2, "the processes have different gradients, of norms 0.5, 1: ")):
+        monkeypatch.setattr(accelerator, "gather", lambda rows, factor=factor: torch.cat([rows, factor * rows]))
+        problem = runs.problem_of(monitor(accelerator).read, 0.5)
+        assert problem == message or problem.startswith(message)
+
+
 def test_the_summary_covers_the_whole_run(accelerator):
     watch = monitor(accelerator)
     for step in range(4):

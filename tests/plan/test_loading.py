@@ -11,9 +11,10 @@ import runs
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from shared.plan import loading
 from shared.plan.batches import Plan
 from shared.plan.draws import seed_dropout
-from shared.plan.loading import Loader
+from shared.plan.loading import InMemory, Loader
 from shared.text.remote_tokens import begun_ahead
 
 CPU = torch.device("cpu")
@@ -76,17 +77,18 @@ def test_any_step_can_be_read_directly_and_repeatedly(num_workers):
     assert [b.tolist() for _, b in loader.micro_batches(2)] == everything[2]
 
 
-def test_a_dataset_without_random_draws_leaves_the_generators_unchanged():
-    class Still(Draws):
-        draws_random = False
+def test_a_dataset_without_random_draws_is_not_seeded_and_a_subclass_that_may_draw_is(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(loading, "seed_sample", lambda *words: seeded.append(words))
 
+    class Augmented(InMemory):
         def __getitem__(self, i):
-            return i
+            return super().__getitem__(i)
 
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    fed(plan_of(23), Still())
-    assert torch.equal(torch.get_rng_state(), before)
+    fed(plan_of(23), InMemory(torch.zeros(23)))
+    assert not seeded
+    fed(plan_of(23), Augmented(torch.zeros(23)))
+    assert len(seeded) == 46
 
 
 def test_time_spent_waiting_is_counted():

@@ -1,4 +1,4 @@
-"""Recipes of one's own: batch norm is averaged, a wrong loss and misnamed scores are refused, as is another shared/."""
+"""Recipes of one's own are exact; what would silently be another run is refused, as is another shared/."""
 
 import os
 import shutil
@@ -20,8 +20,14 @@ AVERAGED = (  # with the hook that averages the statistics
     ("from shared.monitoring import", "from shared.models.batch_norm import BatchNorm\nfrom shared.monitoring import"),
     ("loader, compute_loss)", "loader, compute_loss, BatchNorm())"),
 )
+SEED, START = "        torch.manual_seed(config.seed)\n", "        run.start("
 MEAN = (".sum() / micro_batch.normalizer", ".mean()")
 MISNAMED = ('"eval_r2"', '"eval_R2"')
+
+
+def optimizer_of(groups):
+    """The change by which a recipe has an optimizer of these groups."""
+    return SEED, f"        make_optimizer = lambda model, _: torch.optim.AdamW({groups}, lr=0.01)\n"
 
 
 def write(folder, *changes):
@@ -47,9 +53,27 @@ def train(monkeypatch, tmp_path):
     return call
 
 
-def test_a_model_with_batch_norm_gives_the_same_run_on_one_process_and_on_two(tmp_path):
+RANDOM = (  # noise in the initial weights, when samples are collated, in the loss, and in each update
+    ("import torch\n", "import numpy as np\nimport torch\n"),
+    (SEED, ""),
+    (
+        "train, plan, default_collate",
+        "train, plan, lambda rows: [x + 0.01 * torch.rand(1) for x in default_collate(rows)]",
+    ),
+    (".sum() / micro_batch", ".sum() * np.random.uniform(0.9, 1.1) / micro_batch"),
+    (START, f"        optimizer.optimizer.register_step_post_hook(add_noise)\n{START}"),
+    (
+        "def main(",
+        "def add_noise(optimizer, *_):\n    for p in optimizer.param_groups[0]['params']:\n"
+        "        p.data.add_(1e-3 * torch.randn_like(p))\n\n\ndef main(",
+    ),
+)
+
+
+@pytest.mark.parametrize("changes", [AVERAGED, RANDOM], ids=["batch norm", "random numbers"])
+def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(changes, tmp_path):
     flags = {"run": ["--max_train_steps", 40, "--micro_batches_per_step", 4, "--lr_scheduler_type", "constant"]}
-    recipe = write(tmp_path, *AVERAGED)
+    recipe = write(tmp_path, *changes)
     one, two = (runs.run_many(processes, flags, tmp_path, recipe)["run"] for processes in (1, 2))
     assert runs.distance(runs.weights(two), runs.weights(one)) < 1e-5
     scores = [[line["eval_r2"] for line in runs.metrics(folder) if "eval_r2" in line] for folder in (one, two)]
@@ -57,10 +81,32 @@ def test_a_model_with_batch_norm_gives_the_same_run_on_one_process_and_on_two(tm
     assert scores[0][-1] > 0.3
 
 
-def test_a_mean_loss_is_refused_before_the_first_step(train, tmp_path):
-    with pytest.raises(UserError, match=r"^compute_loss .*micro_batch\.normalizer.*docs/your_own_recipe\.md"):
-        train([MEAN])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (MEAN, r"^compute_loss .*micro_batch\.normalizer.*docs/your_own_recipe\.md"),
+        (optimizer_of("[*model.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
+        (optimizer_of("[{'params': [p], 'lr': p.ndim} for p in model.parameters()]"), r"groups \(2, 1\) would be lost"),
+        (
+            (START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"),
+            "a scheduler object sets",
+        ),
+        (("            set_learning_rate(optimizer, schedule(step))\n", ""), r"has a learning rate of 0\.01, and"),
+        (("num_samples=len(train)", "num_samples=len(validation)"), "the data set has 354 samples, and its plan 88"),
+    ],
+)
+def test_what_would_silently_be_another_run_is_refused(train, tmp_path, change, expected):
+    with pytest.raises(UserError, match=expected):
+        train([change])
     assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_the_folder_of_another_run_is_not_continued_from_a_checkpoint_elsewhere(train, tmp_path):
+    train([])
+    (tmp_path / "run").rename(tmp_path / "first")
+    train([], "--seed", 1)
+    with pytest.raises(UserError, match=f"{tmp_path}/run belongs to a run with other settings .--seed was 1, is 0"):
+        train([], "--resume_from_checkpoint", tmp_path / "first/checkpoints/step_00000006")
 
 
 def test_a_misnamed_score_is_refused_at_the_first_evaluation_and_no_work_is_lost(train, tmp_path):

@@ -161,6 +161,9 @@ def test_a_finished_run_returns_its_last_evaluation(tmp_path):
     assert progress.results["eval_loss"] == 0.5
     assert math.isnan(progress.results["eval_accuracy"])
     assert len(progress.results) == 2
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(LAST))  # a recipe that evaluates nothing
+    assert finished(accelerator(), config, progress, tuple)
+    assert progress.results == {}
 
 
 @pytest.mark.parametrize("what", ["no last line", "no model", "no record", "longer"])

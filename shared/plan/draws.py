@@ -17,6 +17,7 @@ MASK64 = 0xFFFFFFFFFFFFFFFF
 VERSION = 2  # of the order; increase it when a run would see its samples in another order. 1: sorted by hash
 ROUNDS = 12  # the 24 orders of four samples then have probabilities within 0.1 % of each other
 BLOCK = 4096  # positions that are computed together: for a few, NumPy's calls take longer than the arithmetic
+CPU = torch.device("cpu")
 ORDER = 1 << 63  # hash word that no sample number equals: the order is independent of the draws of samples
 
 
@@ -90,23 +91,23 @@ def _encipher(numbers: NDArray[np.uint64], keys: Sequence[int], width: int, heig
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -> None:
-    """Seed all generators, also that of `device`, for the forward pass of one micro-batch, the same on any process."""
-    _seed(hash64(seed, step, micro_batch, 2), device)
+    """Seed torch on the CPU and on `device` for the forward pass of one micro-batch, the same on any process."""
+    _seed_torch(hash64(seed, step, micro_batch, 2), device)
 
 
 def seed_sample(seed: int, epoch: int, sample: int) -> None:
-    """Seed the generators of the CPU for reading one sample in one epoch."""
+    """Seed `random`, NumPy and torch on the CPU for reading one sample in one epoch."""
     _seed(hash64(seed, epoch, sample, 1))  # the last word makes these draws differ from those of dropout
 
 
-def seed_collation(seed: int, step: int, micro_batch: int) -> None:
-    """Seed the generators of the CPU for collating one micro-batch."""
+def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
+    """Seed `random`, NumPy and torch on the CPU for collating one micro-batch, and for what follows it."""
     _seed(hash64(seed, step, micro_batch, 3))
 
 
 def seed_update(device: torch.device, seed: int, step: int) -> None:
-    """Seed all generators for the update of a step: processes that drew other numbers would have other weights."""
-    _seed(hash64(seed, step, 4), device)
+    """Seed torch for the update of a step: processes that drew other numbers would have other weights."""
+    _seed_torch(hash64(seed, step, 4), device)
 
 
 @contextmanager
@@ -122,13 +123,14 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
             np.random.set_state(of_numpy)
 
 
-def _seed(value: int, device: torch.device | None = None) -> None:
-    """Seed `random`, NumPy and torch on the CPU, and torch on `device`.
-
-    Each generator of torch is seeded by itself, because `torch.manual_seed` queries every possible backend: 0.2 ms.
-    """
+def _seed(value: int, device: torch.device = CPU) -> None:
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
+    _seed_torch(value, device)
+
+
+def _seed_torch(value: int, device: torch.device) -> None:
+    """Seed each generator by itself, because `torch.manual_seed` queries every possible backend: 0.2 ms per call."""
     torch.default_generator.manual_seed(value >> 1)
-    if device is not None and device.type != "cpu":
+    if device.type != "cpu":
         torch.get_device_module(device).manual_seed(value >> 1)

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
-from shared.plan.draws import seed_collation, seed_sample
+from shared.plan.draws import seed_micro_batch, seed_sample
 from shared.processes.signals import ignore_in_child
 
 FAR_AHEAD = 16  # micro-batches that each worker reads ahead from another machine
@@ -138,6 +138,8 @@ def feed(
     try:
         for micro_batch, batch in batches:
             current_batch.batch = batch
+            if num_workers:  # they have seeded their own generators
+                seed_micro_batch(seed, micro_batch.step, micro_batch.index)
             if device.type == "cpu":
                 yield micro_batch, batch
             else:  # the copy from pinned memory is asynchronous
@@ -158,7 +160,7 @@ class _Reader:
 
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
         rows = self._read(micro_batch)
-        seed_collation(self.seed, micro_batch.step, micro_batch.index)
+        seed_micro_batch(self.seed, micro_batch.step, micro_batch.index)
         return micro_batch, self.collate_fn(rows)
 
     def _read(self, micro_batch: MicroBatch) -> list[Any]:

@@ -37,6 +37,9 @@ class Hook:
         """The buffers that a forward pass may change, because the hook makes them the same on all processes."""
         return ()
 
+    def placed(self, run: Any, model: nn.Module) -> None:
+        """The model is on its device, and its optimizer comes next: parameters may still be frozen."""
+
     def prepared(self, run: Any) -> None:
         """The model and the optimizer are wrapped; passes before the first step are discarded."""
 

@@ -19,7 +19,7 @@ from shared.extras.hub import Upload
 from shared.extras.trackers import Trackers
 from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
-from shared.models.trainable import Frozen, WeightAverage
+from shared.models.trainable import FreezeUnreached, Frozen, WeightAverage
 from shared.models.transformers_models import Pretrained
 from shared.monitoring.hooks import Hook
 from shared.remote.mirror import Mirror
@@ -59,6 +59,7 @@ class ExtraOptions(Options):
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
         return [
             *super().hooks(),
+            FreezeUnreached(),
             Sharding(),
             GradientCompression(),
             Mfu(),

@@ -24,7 +24,7 @@ from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
 from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data, refuse_end
-from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
+from shared.run.warm_up import check_loss, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
@@ -132,8 +132,6 @@ class TrainingRun(Generic[Config]):
     ) -> tuple[Any, Any, list[nn.Parameter]]:
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
-        The parameters that the loss does not depend on are frozen first and printed.
-
         Args:
             model: on any device.
             make_optimizer: called with the model, once `strategy` has placed it, and the settings. It returns an
@@ -144,8 +142,7 @@ class TrainingRun(Generic[Config]):
             hooks: those of the recipe's task, in addition to those of the run.
 
         Raises:
-            UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
-                or see `require_all` and `refuse_end`.
+            UserError: the loss does not depend on the normalizer as it must; or see `require_all` and `refuse_end`.
         """
         self.plan, self.loader = loader.plan, loader
         refuse_end(self.config, self.progress, self.plan, self._checkpoint)
@@ -159,7 +156,7 @@ class TrainingRun(Generic[Config]):
         self.strategy.place(self.accelerator, model)
         averaged = [buffer for hook in self.hooks for buffer in hook.averaged_buffers(model)]
         check_loss(self.accelerator, model, self.plan, self.compute_loss, averaged)
-        freeze_unreached(self.accelerator, model, self.plan, self.compute_loss)
+        self._tell(Hook.placed, self, model)
         optimizer = make_optimizer(model, self.config)
         require_all(optimizer, model)
         self.model, self.optimizer = self.strategy.wrap(self.accelerator, model, optimizer)

@@ -69,27 +69,6 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     return (path, on_main_process(accelerator, lambda: read_state(path))) if path else None
 
 
-def find_start(accelerator: Any, config: Options) -> tuple[Path, State] | None:
-    """The checkpoint --decay_from and its state; None without one. Call it on every process.
-
-    Raises:
-        UserError: it is missing or damaged, or has the name of another step.
-    """
-    if config.decay_from is None:
-        return None
-    path = Path(config.decay_from)
-
-    def read() -> State:
-        if problem := problem_with(path):
-            raise UserError(f"--decay_from {path}: {problem}")
-        state = read_state(path)
-        if (step := state["step"]) != config.decay_start:
-            raise UserError(f"--decay_from {path} is the checkpoint of step {step}: give it back its name")
-        return state
-
-    return path, on_writers(accelerator, config, read)[0]
-
-
 def started_again() -> bool:
     """Whether torchrun or SLURM has started this job before, with the same command."""
     return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))

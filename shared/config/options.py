@@ -63,16 +63,14 @@ class Options:
     """Added to the denominator of AdamW's update. None: 1e-8, with muon 1e-10."""
     weight_decay: float = 0.01
     """Weight decay, decoupled with adamw; not applied to biases and norms."""
-    num_train_epochs: Annotated[int, Meaning.MAY_GROW, Meaning.DECAY_OR_END] = 3
+    num_train_epochs: Annotated[int, Meaning.MAY_GROW] = 3
     """Passes over the training data."""
-    max_train_steps: Annotated[int | None, Meaning.MAY_GROW, Meaning.DECAY_OR_END] = None
+    max_train_steps: Annotated[int | None, Meaning.MAY_GROW] = None
     """Number of optimizer steps, instead of --num_train_epochs. None: determined by the epochs."""
-    lr_scheduler_type: Annotated[ScheduleType, Meaning.DECAY_OR_END] = "linear"
+    lr_scheduler_type: ScheduleType = "linear"
     """Learning rate schedule after the warm-up. Only with constant can a finished run be made longer."""
-    decay_ratio: Annotated[Share | None, Meaning.DECAY_OR_END] = None
+    decay_ratio: Share | None = None
     """Fraction of all optimizer steps over which warmup_stable_decay decays to 0 at the end. None: 0.2."""
-    decay_from: Annotated[str | None, Meaning.DECAY_OR_END] = None
-    """Begin with this checkpoint of another run, and decay from its step to the last one. None: a run of its own."""
     warmup_steps: CanBeZero | None = None
     """Optimizer steps over which the learning rate rises from 0 to its peak. None: given by --warmup_ratio, or 0."""
     warmup_ratio: Share | None = None
@@ -137,13 +135,12 @@ class Options:
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
         ("global_batch_size", "gradient_accumulation_steps"),
         ("warmup_steps", "warmup_ratio"),
-        ("decay_ratio", "decay_from"),
     )
     """Pairs of alternative fields: a flag (or line of the --config file) for one of them resets the default (or the
     line) of the other to None."""
 
     NEEDS: ClassVar[tuple[tuple[str, ...], ...]] = (
-        *((name, "lr_scheduler_type", "warmup_stable_decay") for name in ("decay_ratio", "decay_from")),
+        ("decay_ratio", "lr_scheduler_type", "warmup_stable_decay"),
         *((name, "optim", "adamw", "muon") for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
         ("gradient_accumulation_steps", "per_device_train_batch_size"),
         ("early_stopping_patience", "metric_for_best_model"),
@@ -159,7 +156,7 @@ class Options:
     SAVES_MEMORY: ClassVar[str | None] = None
     """A flag of these settings that lowers memory and does not affect the result."""
 
-    EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"), ("decay_ratio", "decay_from"))
+    EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -203,8 +200,8 @@ class Options:
 
     @property
     def decay_start(self) -> int | None:
-        """The step of the checkpoint --decay_from; None without one."""
-        return int(Path(self.decay_from).name.removeprefix("step_")) if self.decay_from else None
+        """The step at which the run begins to decay, and begins at all; None: --decay_ratio says where the decay is."""
+        return None
 
     def default_learning_rate(self) -> float:
         """The learning rate for --learning_rate None."""
@@ -223,8 +220,6 @@ class Options:
         steps = self.checkpointing_steps
         if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
             raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
-        if self.decay_from and not Path(self.decay_from).name.removeprefix("step_").isdecimal():
-            raise UserError(f"--decay_from {self.decay_from}: expected a folder such as out/checkpoints/step_00000200")
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Options)

@@ -30,6 +30,10 @@ class Hook:
     def folder_locked(self) -> None:
         """The output folder is locked, and nothing in it has been read: a hook may add checkpoints."""
 
+    def first_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
+        """A checkpoint of another run from which a new run begins, and its state as if it were of this run; or None."""
+        return None
+
     def given(self, run: Any, model: nn.Module) -> None:
         """The recipe has made its model, on any device, and nothing has been computed."""
 

@@ -13,6 +13,7 @@ from shared.config.fields import Limits, Meaning, fields_with
 from shared.config.options import Options, Rule, plain
 from shared.errors import UserError
 from shared.extras.costs import Costs, Profiler
+from shared.extras.decay_from import DecayFrom, step_of
 from shared.extras.flops import Mfu
 from shared.extras.gradient_compression import GradientCompression
 from shared.extras.hub import Upload
@@ -37,6 +38,8 @@ MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json
 class ExtraOptions(Options):
     """Settings of what a run can do besides training."""
 
+    decay_from: str | None = None
+    """Begin with this checkpoint of another run, and decay from its step to the last one. None: a run of its own."""
     gradient_compression: Literal["none", "bf16", "fp16"] = "none"
     """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
     report_to: Annotated[tuple[TrackerName, ...], Meaning.NOT_IN_RESULT] = ("none",)
@@ -52,8 +55,23 @@ class ExtraOptions(Options):
     hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
 
-    NEEDS: ClassVar = (*Options.NEEDS, ("hub_model_id", "push_to_hub"))
+    ALTERNATIVES: ClassVar = (*Options.ALTERNATIVES, ("decay_ratio", "decay_from"))
+    NEEDS: ClassVar = (
+        *Options.NEEDS,
+        ("hub_model_id", "push_to_hub"),
+        ("decay_from", "lr_scheduler_type", "warmup_stable_decay"),
+    )
+    EXCLUDES: ClassVar = (*Options.EXCLUDES, ("decay_ratio", "decay_from"))
     RULES: ClassVar[tuple[Rule, ...]] = RULES_OF_FSDP  # instead of the rule of `Options`, which refuses FSDP
+
+    @property
+    def decay_start(self) -> int | None:
+        return step_of(self.decay_from) if self.decay_from else None
+
+    def check_values(self) -> None:
+        super().check_values()
+        if self.decay_from:
+            step_of(self.decay_from)
 
     def hooks(self) -> list[Hook]:
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
@@ -64,6 +82,7 @@ class ExtraOptions(Options):
             GradientCompression(),
             Mfu(),
             Costs(),
+            *([DecayFrom()] if self.decay_from else []),
             *([Profiler()] if self.profile else []),
             *([Mirror()] if self.mirror_checkpoints else []),
             *([Upload()] if self.push_to_hub else []),

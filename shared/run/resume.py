@@ -27,7 +27,6 @@ from shared.disk import remedy, remove_unfinished
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
-from shared.optimization.optimizers import require_peak
 from shared.plan import draws
 from shared.plan.batches import Plan
 from shared.processes import folder_lock, signals
@@ -54,7 +53,9 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         hook.folder_locked()
     left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), config.model_digest()))
     found = resuming.find(accelerator, config)
-    start = None if found or left["finished"] else resuming.find_start(accelerator, config)
+    start = None
+    if not found and not left["finished"]:
+        start = next(filter(None, [hook.first_checkpoint() for hook in hooks]), None)
     checkpoint, state = found or start or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:
@@ -64,9 +65,8 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
     config = resolve(config, accelerator, stored)
     if stored:
         elsewhere = config.moved(state, digest)
-        other_end = fields_with(type(config), Meaning.DECAY_OR_END) if start else ()
-        refuse_another_run(stored, config, checkpoint or output_dir, {*elsewhere, *other_end})
-        if start and left["config"]:  # an earlier start of this branch, before its first checkpoint
+        refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
+        if start and left["config"]:  # an earlier start of this run, before its first own checkpoint
             refuse_another_run(left["config"], config, output_dir)
         if elsewhere:
             accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
@@ -75,11 +75,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         return config, Progress(data=data, model=digest, first_processes=processes), None
     if (before := state["threads"]) != (now := torch.get_num_threads()):
         accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
-    progress = Progress.from_state(state | {"model": digest})
-    if start:
-        require_peak(config, progress.learning_rate)
-        progress = progress.branch()
-    return config, progress, checkpoint
+    return config, Progress.from_state(state | {"model": digest}), checkpoint
 
 
 def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:

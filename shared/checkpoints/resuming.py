@@ -14,7 +14,7 @@ from typing import Any
 from shared.checkpoints import folders
 from shared.checkpoints.folders import folder, path_of, problem_with
 from shared.config.options import Options
-from shared.errors import UserError, listed
+from shared.errors import UserError, complain, listed
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
@@ -97,7 +97,7 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
         if accelerator.is_main_process:
             on = f" on machine {lack[0]}" if config.save_on_each_node else ""
             problem = next(problem for _, problem in machines if problem)
-            folders.complain(f"checkpoint {path} is skipped{on}: {problem}")
+            complain(f"checkpoint {path} is skipped{on}: {problem}")
     if in_part:  # most likely a machine was replaced: a start at step 0 would lose the run
         raise UserError(in_part)
     return None

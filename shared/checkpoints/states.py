@@ -66,44 +66,36 @@ def names_by_group(model: nn.Module, optimizer: Any) -> list[list[str]]:
     ]
 
 
-def optimizer_state_dict(path: Path) -> Values:
-    """The state dict of the optimizer in a checkpoint, as torch numbers its parameters, on the CPU."""
-    by_name: dict[str, Tensors] = {}
-    for place, tensor in load_file(path / OPTIMIZER).items():
-        name, _, key = place.rpartition("/")
-        by_name.setdefault(name, {})[key] = tensor
-    (described,) = json.loads((path / "state.json").read_text())["optimizers"]
-    groups: list[Values] = []
-    names: list[str] = []
-    for i, group in enumerate(described["groups"]):
-        values = {key: as_tuples(value) for key, value in group.items()} | by_name.get(group_name(i), {})
-        groups.append(values | {"params": [len(names) + n for n, _ in enumerate(group["params"])]})
-        names += group["params"]
-    state = [described["state"].get(name, {}) | by_name.get(name, {}) for name in names]
-    return {"state": {index: values for index, values in enumerate(state) if values}, "param_groups": groups}
-
-
 def as_tuples(value: Any) -> Any:
     """A setting of a group as it was before JSON made a list of each tuple, also of those inside."""
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
-    """Load what `optimizer_state` saved.
+    """Load what `optimizer_state` saved, as torch numbers its parameters.
 
     Raises:
         ValueError, RuntimeError: it belongs to another optimizer.
         OSError, SafetensorError: a file cannot be read.
     """
-    stored = json.loads((path / "state.json").read_text())["optimizers"]
-    if [[group["params"] for group in each["groups"]] for each in stored] != [names_by_group(model, optimizer)]:
+    (described,) = json.loads((path / "state.json").read_text())["optimizers"]
+    if [group["params"] for group in described["groups"]] != names_by_group(model, optimizer):
         raise ValueError("its optimizer has other parameters")
-    state = optimizer_state_dict(path)
-    parameters = [parameter for group in inner(optimizer).param_groups for parameter in group["params"]]
-    for index, values in state["state"].items():
-        tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
-        values |= {key: laid_out(value, parameters[index]) for key, value in tensors.items()}
-    inner(optimizer).load_state_dict(state)
+    by_name: dict[str, Tensors] = {}
+    for place, tensor in load_file(path / OPTIMIZER).items():
+        name, _, key = place.rpartition("/")
+        by_name.setdefault(name, {})[key] = tensor
+    groups: list[Values] = []
+    state: dict[int, Values] = {}
+    for i, (group, own) in enumerate(zip(described["groups"], inner(optimizer).param_groups, strict=True)):
+        first = len(state)
+        for name, parameter in zip(group["params"], own["params"], strict=True):
+            tensors = {key: laid_out(value, parameter) for key, value in by_name.get(name, {}).items()}
+            state[len(state)] = described["state"].get(name, {}) | tensors
+        values = {key: as_tuples(value) for key, value in group.items()} | by_name.get(group_name(i), {})
+        groups.append(values | {"params": [*range(first, len(state))]})
+    found = {index: values for index, values in state.items() if values}
+    inner(optimizer).load_state_dict({"state": found, "param_groups": groups})
 
 
 def laid_out(value: Tensor, parameter: Tensor) -> Tensor:

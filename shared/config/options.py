@@ -168,11 +168,6 @@ class Options:
     )
     """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
 
-    @property
-    def pretrained(self) -> str | None:
-        """The model from which the training starts, a path or a name on the Hub; None: new weights."""
-        return None
-
     def model_digest(self) -> str | None:
         """A digest of the settings that a local pretrained model has in its folder; None: there is none."""
         return None
@@ -194,11 +189,6 @@ class Options:
         return getattr(self, TOKENS, None)
 
     @property
-    def activations(self) -> str | None:
-        """The number format of activations without autocast; None: as mixed precision says."""
-        return None
-
-    @property
     def decay_start(self) -> int | None:
         """The step at which the run begins to decay, and begins at all; None: --decay_ratio says where the decay is."""
         return None
@@ -207,9 +197,9 @@ class Options:
         """The learning rate for --learning_rate None."""
         return 5e-5
 
-    def learning_rate_scale(self) -> float:
-        """The factor of --learning_rate, such as one that depends on the global batch."""
-        return 1.0
+    def peak_learning_rate(self) -> float:
+        """--learning_rate, as the settings scale it to the global batch of the run."""
+        return base_learning_rate(self)
 
     def hooks(self) -> list[Any]:
         """What these settings add to a run: new objects of `Hook` (shared/monitoring/hooks.py)."""

@@ -9,7 +9,6 @@ from shared.checkpoints.resuming import problem_with, read_state
 from shared.config import options
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
-from shared.optimization.optimizers import peak_learning_rate
 from shared.processes.collectives import on_writers
 
 # The settings that may differ between both runs, and what the new run begins without.
@@ -67,7 +66,7 @@ class DecayFrom(Hook):
         """
         if run.plan.total_steps <= run.config.decay_start:
             raise UserError(f"{self.flag}: the run ends at step {run.plan.total_steps}: give it more steps")
-        rate, peak = run.progress.learning_rate, peak_learning_rate(run.config)
+        rate, peak = run.progress.learning_rate, run.config.peak_learning_rate()
         if self.begins and rate != peak:
             raise UserError(
                 f"{self.flag}: its last step had a learning rate of {rate}, and the peak is {peak}: name a checkpoint "

@@ -56,7 +56,7 @@ def peak_of_device(run: Any) -> float:
     config, accelerator = run.config, run.accelerator
     if config.peak_tflops:
         return config.peak_tflops * 1e12
-    precision = config.activations or accelerator.mixed_precision
+    precision = getattr(config, "activation_dtype", None) or accelerator.mixed_precision
     peak = measure_peak(accelerator.device, precision)
     if accelerator.device.type != "cpu" or precision != "no":
         return peak

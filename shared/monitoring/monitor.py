@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.checkpoints import resuming
-from shared.errors import UserError
+from shared.errors import UserError, complain
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import warn
 from shared.plan.batches import MicroBatch
 from shared.plan.draws import MASK64, hash64
 
@@ -153,9 +152,9 @@ class Monitor:
                 f"{max(good, default='none')}"
             )
         if last_step is not None and self.in_a_row and self.accelerator.is_main_process:
-            warn(
-                f"the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their gradients "
-                f"were not finite: the last model is that of step {last_step - self.in_a_row}"
+            complain(
+                f"warning: the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their "
+                f"gradients were not finite: the last model is that of step {last_step - self.in_a_row}"
             )
 
     def state(self) -> dict[str, Any]:

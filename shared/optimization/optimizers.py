@@ -77,11 +77,6 @@ def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def peak_learning_rate(config: Options) -> float:
-    """--learning_rate, as the settings scale it to the global batch of the run."""
-    return base_learning_rate(config) * config.learning_rate_scale()
-
-
 def warmup_steps(config: Options, total_steps: int) -> int:
     """The number of warm-up steps: --warmup_steps, or --warmup_ratio of all steps; none before a decay at the start."""
     if config.decay_start is not None:
@@ -106,7 +101,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
 
     Warm-up is linear and reaches the peak at step `warmup_steps`; SCHEDULES has what follows.
     """
-    peak = peak_learning_rate(config)
+    peak = config.peak_learning_rate()
     warmup = warmup_steps(config, total_steps)
     decay_steps = max(1, total_steps - warmup)
     last_steps = min(decay_steps, max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio)))

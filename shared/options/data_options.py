@@ -209,10 +209,6 @@ class ModelOptions(DataOptions):
         Rule(missing_compiler, "--torch_compile needs a compiler, and there is no {found}"),
     )
 
-    @property
-    def pretrained(self) -> str | None:
-        return self.model_name_or_path
-
     def model_digest(self) -> str | None:
         """A digest of MODEL_FILES in a local --model_name_or_path; None without one or for a model on the Hub."""
         name = self.model_name_or_path
@@ -224,13 +220,9 @@ class ModelOptions(DataOptions):
                 content.update(f"{file} {path.stat().st_size} ".encode() + path.read_bytes())
         return content.hexdigest()
 
-    @property
-    def activations(self) -> str | None:
-        return self.activation_dtype
-
     def default_learning_rate(self) -> float:
         """That of new or of pretrained weights."""
-        return self.LEARNING_RATES[self.pretrained is not None]
+        return self.LEARNING_RATES[self.model_name_or_path is not None]
 
     def hooks(self) -> list[Hook]:
         """As in the base class, after those that freeze parameters, choose the export, and average weights."""

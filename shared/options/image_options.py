@@ -89,12 +89,15 @@ class ImageOptions(ModelOptions):
         """As in the base class; a new head, or a new model, has that of new weights."""
         return self.LEARNING_RATES[0] if self.from_scratch or self.freeze_backbone else super().default_learning_rate()
 
-    def learning_rate_scale(self) -> float:
-        """The scale of --scale_learning_rate from a global batch of 256 to that of the run.
+    def peak_learning_rate(self) -> float:
+        """--learning_rate, as --scale_learning_rate scales it from a global batch of 256 to that of the run.
 
         linear: Goyal et al., "Accurate, Large Minibatch SGD"; sqrt: Krizhevsky, "One weird trick", kept for Adam and
         LARS.
         """
         assert self.global_batch_size is not None, "the run folder settles the global batch"
         ratio = self.global_batch_size / BASE_BATCH
-        return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scale_learning_rate]
+        return (
+            super().peak_learning_rate()
+            * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scale_learning_rate]
+        )

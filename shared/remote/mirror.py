@@ -19,7 +19,7 @@ from shared.checkpoints.folders import ALGORITHM, Line
 from shared.checkpoints.saving import lower_priority
 from shared.config import options
 from shared.disk import remedy, replace_file
-from shared.errors import UserError, about, count_of
+from shared.errors import UserError, about, complain, count_of
 from shared.monitoring.hooks import Hook
 from shared.processes import folder_lock
 from shared.processes.collectives import agree, on_main_process, on_writers
@@ -88,7 +88,7 @@ class Mirror(Hook):
         """Wait for the last checkpoint of a run that a signal ends, and end the copies."""
         if self.copies:
             if problem := self.copies.wait(PATIENCE_AT_SIGNAL):
-                folders.complain(f"warning: {self.where}: {problem}; it is in {self.run.config.output_dir}")
+                complain(f"warning: {self.where}: {problem}; it is in {self.run.config.output_dir}")
             self.copies.closed.set()
 
     def _check(self) -> list[str] | None:
@@ -148,7 +148,7 @@ class Mirror(Hook):
             folders.commit(partial, final, manifest)
         except Damaged as error:
             self.complete.discard(step)  # so that it is written again
-            folders.complain(f"checkpoint {self.url}/{final.name} is skipped: {error}")
+            complain(f"checkpoint {self.url}/{final.name} is skipped: {error}")
             return None
         except OSError as error:
             raise UserError(f"{self.where}: {final} cannot be written ({error}): {remedy(error)}") from None
@@ -230,7 +230,7 @@ class Copies:
                 self._copy_missing()
             except Exception as error:  # each client library has its own; the training goes on
                 if not self.problem:
-                    folders.complain(
+                    complain(
                         f"warning: {FLAG} {self.store.url} cannot be written ({described(error)}): the training goes "
                         f"on, and the newest checkpoint is tried again every {BETWEEN_ATTEMPTS:.0f} s"
                     )
@@ -254,7 +254,7 @@ class Copies:
         self._rotate(newest, best)
         self.settled = newest
         if self.problem:
-            folders.complain(f"{FLAG} {self.store.url} has {found[newest].name}: it can be written again")
+            complain(f"{FLAG} {self.store.url} has {found[newest].name}: it can be written again")
         self.problem = ""
 
     def _copy(self, step: int, path: Path) -> None:

@@ -23,7 +23,7 @@ from shared.plan.loading import Loader
 from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data, refuse_end
+from shared.run.resume import begin, finished, open_run, refuse_another_plan, refuse_changed_data
 from shared.run.warm_up import check_loss, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -96,8 +96,6 @@ class TrainingRun(Generic[Config]):
             opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self._checkpoint = opened
             self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
-            if not self.finished:
-                refuse_another_order(self.progress, self._checkpoint)
             self._closing = stack.pop_all()
         return self
 
@@ -142,10 +140,10 @@ class TrainingRun(Generic[Config]):
             hooks: those of the recipe's task, in addition to those of the run.
 
         Raises:
-            UserError: the loss does not depend on the normalizer as it must; or see `require_all` and `refuse_end`.
+            UserError: see `refuse_another_plan`, `check_loss` and `require_all`.
         """
         self.plan, self.loader = loader.plan, loader
-        refuse_end(self.config, self.progress, self.plan, self._checkpoint)
+        refuse_another_plan(self.config, self.progress, self.plan, self._checkpoint)
         self.plan.first_processes = self.progress.first_processes
         self.plan.equal_counts |= self.strategy.equal_counts
         self.hooks += hooks
@@ -199,7 +197,7 @@ class TrainingRun(Generic[Config]):
         self._tell(Hook.begun, self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
         self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
-        self._preemption = signals.Preemption(accelerator, self.config.output_dir)
+        self._signals = signals.Exchange(accelerator)
 
     def steps(self) -> Iterator[int]:
         """The remaining steps, starting at the checkpoint's; fewer if the run stops early, none in a dry run.
@@ -259,12 +257,13 @@ class TrainingRun(Generic[Config]):
         Raises:
             Preempted: after a signal, once the checkpoint is complete.
         """
-        preempted = self._preemption.exchange_signals()
+        preempted = signals.must_end(self._signals)
         self.saver.poll()
         if preempted or self.saver.is_due(self.progress):
             self._save()
         if preempted:
-            self._preemption.end_run(self.progress.step, self.saver, self._close)
+            output_dir, step = self.config.output_dir, self.progress.step
+            signals.end_run(self.accelerator, output_dir, step, self.saver, self._close)
 
     def finish(self, model: nn.Module, processor: Any = None, note: str = "") -> Results:
         """Wait for the last checkpoint, and export the model.
@@ -283,7 +282,7 @@ class TrainingRun(Generic[Config]):
         if self.config.dry_run:
             return {}
         self.saver.finish()
-        self._preemption.all_saved()
+        signals.all_saved()
         self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
         self.saver.load_best(self.progress)
         self._tell(Hook.before_export, model)

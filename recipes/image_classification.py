@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions, mixed_cross_entropy
+from shared.augmentation.repeats import RepeatedPlan
 from shared.augmentation.stochastic_depth import StochasticDepth
 from shared.config.fields import Meaning
 from shared.config.options import Rule, ScheduleType
@@ -27,16 +28,15 @@ from shared.images.image_models import adapt_to_device, freeze_backbone, image_p
 from shared.images.images import Images, collate
 from shared.images.sources import load_images
 from shared.losses.losses import shape_of_run
-from shared.metrics.task_metrics import resolve_metrics
+from shared.metrics.task_metrics import Scorer, resolve_metrics
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
-from shared.plan.batches import MicroBatch, Plan
+from shared.plan.batches import MicroBatch
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations
-from shared.processes.collectives import on_main_process
 from shared.report.mistakes import Mistakes
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -97,7 +97,7 @@ def main(config: Config) -> dict[str, float]:
         model = adapt_to_device(accelerator, config, model, augmentation.geometry)
         shape = shape_of_run(config, "classification", train.names, train.targets, accelerator.device)
         samples = {"num_samples": len(train), "weights": shape.sample_weights, "repeats": config.repeated_augmentation}
-        plan = Plan.of_run(config, accelerator, **samples)
+        plan = RepeatedPlan.of_run(config, accelerator, **samples)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
@@ -139,12 +139,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    of_batch, shape = partial(predict_batch, augmentation), (len(data), min(5, len(data.names)))
-    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
+    of_batch, shape = Scorer(metrics, partial(predict_batch, augmentation)), (len(data), min(5, len(data.names)))
+    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape)) is None:
         return {}
-    ranked, losses, scores = found
+    ranked, losses = found
     wrong.keep(ranked, losses, data.targets)
-    values = on_main_process(accelerator, lambda: metrics.compute(ranked, data.targets, scores))
+    values = of_batch.compute(accelerator, ranked, data.targets)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 

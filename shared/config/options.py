@@ -103,12 +103,6 @@ class Options:
     """Optimizer steps between evaluations. None: evaluate at the end of each epoch."""
     logging_steps: Annotated[int, Meaning.NOT_IN_RESULT] = 10
     """Optimizer steps between log entries."""
-    metric_name: Annotated[tuple[str, ...] | None, Meaning.CHOOSES_MODEL] = None
-    """Metrics of the validation data, the main one first: shipped, a file, or on the Hub. None: those of the task."""
-    positive_label: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
-    """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
-    trust_remote_code: Annotated[bool, Meaning.NOT_IN_RESULT] = False
-    """Allow a --metric_name from the Hub to run its code on this machine."""
     load_best_model_at_end: Annotated[bool, Meaning.CHOOSES_MODEL] = False
     """Write the best evaluated model to model/ instead of the last one. Needs --metric_for_best_model."""
     metric_for_best_model: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
@@ -146,7 +140,6 @@ class Options:
         ("early_stopping_patience", "metric_for_best_model"),
         ("load_best_model_at_end", "metric_for_best_model"),
         ("greater_is_better", "metric_for_best_model"),
-        ("positive_label", "metric_name"),
     )
     """Pairs of fields in which the first has no effect without the second, or without the values of it that follow."""
 

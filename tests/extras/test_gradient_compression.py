@@ -83,7 +83,9 @@ def test_compression_is_refused_under_fsdp(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
     with pytest.raises(UserError, match="--gradient_compression bf16 does not work under FSDP"):
-        rules.refuse(rules.Launch(ExtraOptions(gradient_compression="bf16", mixed_precision="no"), os.environ, on_cpu=False))
+        rules.refuse(
+            rules.Launch(ExtraOptions(gradient_compression="bf16", mixed_precision="no"), os.environ, on_cpu=False)
+        )
 
 
 def test_a_run_that_is_shorter_than_its_profile_writes_a_shorter_profile_and_a_message(tmp_path, capsys):

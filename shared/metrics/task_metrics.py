@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shared.errors import UserError, about, listed
 from shared.metrics.functions import OF_CLASS, RANKED, SCORED, SHIPPED, shipped_names
 from shared.monitoring.evaluation import gather_into
-from shared.options.metric_options import MetricOptions
+from shared.options.data_options import MetricOptions
 from shared.plan.batches import MicroBatch
 from shared.processes.collectives import on_main_process
 

@@ -136,7 +136,8 @@ class WeightAverage(Hook):
         run.accelerator.register_for_checkpointing(average)
 
     def updated(self, grad_norm: Tensor) -> None:
-        self.run.weights_are_read()
+        for hook in self.run.hooks:
+            hook.weights_are_read()
         if self.run.progress.step:
             self.move(self.averages, self.values, None)
         else:

@@ -1,4 +1,4 @@
-"""The settings of shared/extras, of data, and of models of transformers, in addition to those of `Options`."""
+"""The settings of shared/extras, of data, of models of transformers and of metrics, besides those of `Options`."""
 
 import glob
 import hashlib
@@ -13,13 +13,13 @@ from shared.config.fields import Limits, Meaning, fields_with
 from shared.config.options import Options, Rule, plain
 from shared.errors import UserError
 from shared.extras.costs import Costs, Profiler
-from shared.extras.decay_from import DecayFrom, step_of
 from shared.extras.flops import Mfu
 from shared.extras.gradient_compression import GradientCompression
 from shared.extras.hub import Upload
 from shared.extras.trackers import Trackers
 from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
+from shared.models.optimizers import DecayFrom, step_of
 from shared.models.trainable import FreezeUnreached, Frozen, WeightAverage
 from shared.models.transformers_models import Pretrained
 from shared.monitoring.hooks import Hook
@@ -228,6 +228,20 @@ class ModelOptions(DataOptions):
         """As in the base class, after those that freeze parameters, choose the export, and average weights."""
         average = [] if self.ema_decay is None else [WeightAverage(self.ema_decay)]
         return [Frozen(), Pretrained(), *average, *super().hooks()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricOptions(ModelOptions):
+    """Settings of the metrics, which `resolve_metrics` reads (shared/metrics/task_metrics.py)."""
+
+    metric_name: Annotated[tuple[str, ...] | None, Meaning.CHOOSES_MODEL] = None
+    """Metrics of the validation data, the main one first: shipped, a file, or on the Hub. None: those of the task."""
+    positive_label: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
+    """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
+    trust_remote_code: Annotated[bool, Meaning.NOT_IN_RESULT] = False
+    """Allow a --metric_name from the Hub to run its code on this machine."""
+
+    NEEDS: ClassVar = (*ModelOptions.NEEDS, ("positive_label", "metric_name"))
 
 
 def places(names: str | Sequence[str]) -> list[Path]:

@@ -8,7 +8,7 @@ from shared.config.fields import Limits, Meaning
 from shared.config.options import Rule
 from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
-from shared.options.metric_options import MetricOptions
+from shared.options.data_options import MetricOptions
 
 ONLY_ON_GPU = ("sync_batchnorm", "cudnn_benchmark")  # torch's SyncBatchNorm has no CPU kernels
 BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set

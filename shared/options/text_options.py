@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
-from shared.options.data_options import ModelOptions
-from shared.options.metric_options import MetricOptions
+from shared.options.data_options import MetricOptions, ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.config.options import Options
-from shared.errors import UserError
+from shared.errors import UserError, say
 from shared.plan.cutting import Budget, costs_of, cut_points, share
 from shared.plan.draws import Ints, permutation
 
@@ -71,6 +71,9 @@ class Plan:
     micro_batches_per_step: int = 1  # a step is cut into at least this many
     num_processes: int = 1  # does not change the cut, except with `equal_counts` or more processes than micro-batches
     process_index: int = 0  # which process this is
+    repeats: int = 1
+    """How many times in succession the stream has each sample, as if in as many epochs, so that augmentation makes them
+    differ: "repeated augmentation" (Hoffer et al. 2019, "Augment your batch"). A pass then takes as many epochs."""
     equal_counts: bool = False
     """Every process gets the same number of micro-batches, for models whose forward pass communicates (FSDP,
     SyncBatchNorm); the number per step then is a multiple of `num_processes`."""
@@ -109,6 +112,8 @@ class Plan:
             assert self.num_epochs is not None
             self.total_samples = self.num_epochs * self.num_samples
         self.total_steps = -(-self.total_samples // self.global_batch_size)
+        if self.repeats > 1 and self.total_samples < self.repeats * self.num_samples:
+            say(f"--repeated_augmentation {self.repeats}: some images are not used, a pass takes {self.repeats} epochs")
 
     @classmethod
     def of_run(cls, config: Options, accelerator: Any, **data: Any) -> "Plan":
@@ -154,24 +159,22 @@ class Plan:
         return self.padded(self.lengths[samples].astype(np.int64))
 
     def global_batch(self, step: int) -> tuple[Ints, Ints]:
-        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
-        epochs, places = np.divmod(self.places(step), self.num_samples)
-        return self.samples_at(epochs, places), epochs
+        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step.
 
-    def places(self, step: int) -> Ints:
-        """The places of a step in the stream of all epochs, int64 [G], or fewer in the last step."""
+        With `repeats`, the first copies of all samples come first, so that mixing mixes different images.
+        """
         start = step * self.global_batch_size
-        return np.arange(start, min(start + self.global_batch_size, self.total_samples))
-
-    def samples_at(self, epochs: Ints, places: Ints) -> Ints:
-        """The samples at `places` [n] of the orders of `epochs` [n]; the places of an epoch ascend."""
+        places = np.arange(start, min(start + self.global_batch_size, self.total_samples))
+        passes, places = np.divmod(places, self.repeats * self.num_samples)
+        places, copies = np.divmod(places, self.repeats)
         samples = np.empty_like(places)
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
+        for one in range(int(passes[0]), int(passes[-1]) + 1):
+            mine = passes == one
             first, last = places[mine][[0, -1]].tolist()
-            order = permutation(self.seed, epoch, self.num_samples, first, last + 1)
+            order = permutation(self.seed, one * self.repeats, self.num_samples, first, last + 1)
             samples[mine] = order[places[mine] - first]
-        return samples
+        apart = copies.argsort(kind="stable")
+        return samples[apart], (passes * self.repeats + copies)[apart]
 
     def epochs_completed(self, step: int) -> int:
         """How many epochs are complete after steps 0 ... step-1."""

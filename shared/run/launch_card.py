@@ -3,7 +3,6 @@
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from shared.plan.batches import Plan
 from shared.processes.collectives import gather
 
 
-def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -> str:
+def launch_card(run: Any, rows: Mapping[str, object]) -> str:
     """The card of a run, one aligned line per row: hardware, batch equation, steps, its own `rows`, then notes.
 
     Call it on every process.
@@ -35,7 +34,7 @@ def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -
         f"{count_of(warmup_steps(config, plan.total_steps), 'step')} of warm-up",
         "parameters": trained_by(inner(optimizer)),
         **rows,
-        "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
+        "output": f"{folder}, " + (f"resumed from {run.checkpoint.name}" if run.checkpoint else "from the start"),
     }
     card |= notes_on_processes(plan, progress)
     if not skips_on_device(optimizer):

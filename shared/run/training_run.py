@@ -63,6 +63,7 @@ class TrainingRun(Generic[Config]):
         accelerator: the `Accelerator`, created after all checks of the launch.
         config: the resolved settings, with precision and global batch size.
         progress: the position of the run.
+        checkpoint: the one from which this start continues; None if the run begins.
         card: further rows of the launch card.
         hooks: those of the settings, and those given to `prepare`.
         strategy: how the processes hold the model.
@@ -94,18 +95,13 @@ class TrainingRun(Generic[Config]):
             self.accelerator = starting.start(self.config)
             self._tell(Hook.opened, self)
             opened = open_run(self.accelerator, self.config, self.hooks)
-            self.config, self.progress, self._checkpoint = opened
+            self.config, self.progress, self.checkpoint = opened
             self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
             self._closing = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
-
-    @property
-    def resumed(self) -> bool:
-        """Whether this start continues from a checkpoint."""
-        return self._checkpoint is not None
 
     @property
     def results(self) -> Results:
@@ -143,7 +139,7 @@ class TrainingRun(Generic[Config]):
             UserError: see `refuse_another_plan`, `check_loss` and `require_all`.
         """
         self.plan, self.loader = loader.plan, loader
-        refuse_another_plan(self.config, self.progress, self.plan, self._checkpoint)
+        refuse_another_plan(self.config, self.progress, self.plan, self.checkpoint)
         self.plan.first_processes = self.progress.first_processes
         self.plan.equal_counts |= self.strategy.equal_counts
         self.hooks += hooks
@@ -186,10 +182,10 @@ class TrainingRun(Generic[Config]):
         self._tell(Hook.prepared, self)
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         self.saver = self.strategy.saver(accelerator, self.config, plan)
-        if self._checkpoint:
-            self.saver.load(self._checkpoint)
+        if self.checkpoint:
+            self.saver.load(self.checkpoint)
         self._tell(Hook.loaded, self)
-        self.launch_card = launch_card(self, self._checkpoint, {**card, **self.card})
+        self.launch_card = launch_card(self, {**card, **self.card})
         accelerator.print(self.launch_card)
         if self.config.dry_run:
             return
@@ -296,10 +292,6 @@ class TrainingRun(Generic[Config]):
         self._close()
         return self.progress.results
 
-    def weights_are_read(self) -> None:
-        """Let the hooks give the model the weights and buffers that count, before something reads them."""
-        self._tell(Hook.weights_are_read)
-
     def _tell(self, moment: Callable[..., None], *values: object) -> None:
         """Call a method of `Hook` on each hook."""
         for hook in self.hooks:
@@ -315,12 +307,12 @@ class TrainingRun(Generic[Config]):
 
     def _save(self) -> None:
         with self.monitor.timed("checkpoint"):
-            self.weights_are_read()
+            self._tell(Hook.weights_are_read)
             self.saver.save(self.progress, self.monitor.state())
 
     def _record_evaluation(self) -> None:
         with self.monitor.timed("evaluation"):
-            self.weights_are_read()
+            self._tell(Hook.weights_are_read)
             results = self.evaluate()
         if problem := self._best_by.missing(results):
             if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from shared.config.fields import Meaning, Share
-from shared.options.data_options import DataOptions
-from shared.options.metric_options import MetricOptions
+from shared.options.data_options import DataOptions, MetricOptions
 
 
 @dataclass(frozen=True, kw_only=True)

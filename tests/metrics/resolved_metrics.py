@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from shared.metrics.task_metrics import TaskMetrics, resolve_metrics
-from shared.options.metric_options import MetricOptions
+from shared.options.data_options import MetricOptions
 
 
 def resolve(kind: str, *names: str, classes: int = 2, targets: Any = None, **settings: Any) -> TaskMetrics:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shared.augmentation.repeats import RepeatedPlan
 from shared.datasets import splits
 from shared.datasets.splits import share_of_each
 from shared.errors import UserError
@@ -355,7 +354,7 @@ def test_rows_are_chosen_and_held_out_with_at_most_a_byte_for_each_of_them(tmp_p
 @given(*(st.integers(1, most) for most in (5, 40, 30, 3, 8, 99)))
 def test_every_pass_has_each_sample_in_each_of_its_epochs_once(repeats, count, batch, passes, rows, seed):
     settings = {"num_samples": count, "global_batch_size": batch, "num_epochs": passes * repeats, "seed": seed}
-    plan = RepeatedPlan(max_samples=rows, repeats=repeats, **settings)
+    plan = Plan(max_samples=rows, repeats=repeats, **settings)
     fed = Counter()
     for step in range(plan.total_steps):
         samples, epochs = plan.global_batch(step)
@@ -371,7 +370,7 @@ def test_every_pass_has_each_sample_in_each_of_its_epochs_once(repeats, count, b
 
 
 def test_the_copies_of_an_image_are_in_one_step_and_in_different_micro_batches():
-    plan = RepeatedPlan(seed=0, num_epochs=8, num_samples=100, global_batch_size=32, max_samples=8, repeats=4)
+    plan = Plan(seed=0, num_epochs=8, num_samples=100, global_batch_size=32, max_samples=8, repeats=4)
     for piece in plan.cut(1):
         assert len(set(piece.samples.tolist())) == 8
     samples, epochs = plan.global_batch(1)

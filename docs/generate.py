@@ -55,6 +55,7 @@ def flags_page() -> str:
         "ExtraOptions": "Trackers, profiles and other extras",
         "DataOptions": "Data of all recipes",
         "ModelOptions": "Computation of all recipes",
+        "MetricOptions": "Metrics of texts and images",
         "TextOptions": "Text recipes",
     }
     shared = [cls for cls in configs["nlp"].__mro__ if cls.__name__ in titles]

@@ -27,7 +27,7 @@ from shared.images.image_models import adapt_to_device, freeze_backbone, image_p
 from shared.images.images import Images, collate
 from shared.images.sources import load_images
 from shared.losses.losses import shape_of_run
-from shared.metrics.task_metrics import resolve_metrics
+from shared.metrics.task_metrics import Scorer, resolve_metrics
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients
@@ -36,7 +36,6 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations
-from shared.processes.collectives import on_main_process
 from shared.report.mistakes import Mistakes
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -139,12 +138,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    of_batch, shape = partial(predict_batch, augmentation), (len(data), min(5, len(data.names)))
-    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
+    of_batch, shape = Scorer(metrics, partial(predict_batch, augmentation)), (len(data), min(5, len(data.names)))
+    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape)) is None:
         return {}
-    ranked, losses, scores = found
+    ranked, losses = found
     wrong.keep(ranked, losses, data.targets)
-    values = on_main_process(accelerator, lambda: metrics.compute(ranked, data.targets, scores))
+    values = of_batch.compute(accelerator, ranked, data.targets)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 

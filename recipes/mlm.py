@@ -146,7 +146,7 @@ def evaluate(
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     if (found := evaluation.collect(accelerator, model, batches, predict, (len(data),))) is None:
         return {}
-    hits, losses, _ = found
+    hits, losses = found
     loss, accuracy = (float(each.sum() / data.masked.sum()) for each in (losses, hits))
     return {"eval_loss": loss, "eval_accuracy": accuracy, "eval_perplexity": float(np.exp(loss))}
 

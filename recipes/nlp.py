@@ -24,7 +24,7 @@ from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.packing import pack_or_pad, unpack_before_head
 from shared.encoders.text_models import adapt_to_device, new_encoder
 from shared.losses.losses import Scale, shape_of_run
-from shared.metrics.task_metrics import resolve_metrics
+from shared.metrics.task_metrics import Scorer, resolve_metrics
 from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients
@@ -35,7 +35,6 @@ from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier, pooling_of_head
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
-from shared.processes.collectives import on_main_process
 from shared.report.mistakes import Mistakes, as_text
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -124,12 +123,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
-    of_batch, shape = partial(predict_batch, scale), data.targets.shape
-    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
+    of_batch, shape = Scorer(metrics, partial(predict_batch, scale)), data.targets.shape
+    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape)) is None:
         return {}
-    predictions, losses, scores = found
+    predictions, losses = found
     wrong.keep(predictions, losses, data.targets)
-    values = on_main_process(accelerator, lambda: metrics.compute(predictions, data.targets, scores))
+    values = of_batch.compute(accelerator, predictions, data.targets)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 

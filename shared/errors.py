@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from tqdm import tqdm
+
 from shared.disk import NO_SPACE
 
 
@@ -12,6 +14,11 @@ def say(line: str) -> None:
     """Print one line to stderr on rank 0. All processes may call this; the others print nothing."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr)
+
+
+def complain(problem: str) -> None:
+    """Print a problem that does not end the run, on stderr, above a progress bar."""
+    tqdm.write(problem, file=sys.stderr)
 
 
 def listed(words: Sequence[object], most: int = 5) -> str:

@@ -26,12 +26,12 @@ from shared.config.fields import Share
 from shared.contrastive.retrieval import SCORES_AT_ONCE, task_of
 from shared.contrastive.tuples import FLAG, of_columns
 from shared.errors import UserError, say
+from shared.models.linear_layers import without_tf32
 from shared.plan.draws import Ints
 from shared.predict import predict
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
 from shared.predictions.request import Flags, Request, parse
-from shared.processes.starting import without_tf32
 from shared.run.recipes import run_work
 
 COLUMN = "negatives"

@@ -19,7 +19,7 @@ from typing import Any
 from shared.checkpoints.progress import Progress
 from shared.config.options import TOKENS
 from shared.errors import UserError, count_of
-from shared.plan.loading import current_batch
+from shared.plan.loading import shape_of_current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.images import predict_images
@@ -66,7 +66,7 @@ def predict(request: Request, how: Predict | None = None) -> dict[str, float]:
                 raise
             limits = zip((TOKENS, SAMPLES), request.limits, strict=True)
             flags = " or ".join(f"--{name} {value}" for name, value in limits if value)
-            where = f" on a batch of {current_batch.shape}" if current_batch.shape else ""
+            where = f" on a batch of {shape}" if (shape := shape_of_current_batch()) else ""
             rank = os.environ.get("RANK", 0)
             raise UserError(f"process {rank} ran out of memory{where}: lower {flags}") from error
     scores = {name: float(value) for name, value in record["scores"].items()}  # the record has NaN as a name

@@ -70,7 +70,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         find_rank_0(place, seconds)
     with time_limit(seconds + 60, f"the processes reach {place.where}, then one stopped: {CONNECTION}"):
         accelerator = connect(config, place, seconds) if place.processes > 1 else starting.start(config)
-        rows = {} if module else launch_card.hardware(accelerator, config, Ddp.name)  # a recipe prints them itself
+        rows = {} if module else launch_card.hardware(accelerator, Ddp.name)  # a recipe prints them itself
         if place.processes > 1:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
             rows |= {"machines": launch_card.machines(hosts), "rendezvous": place.where}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.processes.starting import without_tf32
+from shared.models.linear_layers import without_tf32
 
 Numbers = NDArray[np.float64]  # [rows], on the CPU
 

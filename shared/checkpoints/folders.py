@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import xxhash
 
 from shared.checkpoints.states import Tensors, pieces_of
 from shared.disk import sync
+from shared.errors import complain
 
 COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
 WRITERS = 2  # files that are written at the same time: model and optimizer
@@ -132,11 +132,6 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, onerror=lambda _, path, error: complain(f"{path} cannot be removed ({error[1]})"))
 
 
-def complain(what: str) -> None:
-    """Print a problem that does not end the run, on stderr."""
-    print(what, file=sys.stderr, flush=True)
-
-
 def complete_in(folder: Path) -> dict[int, Path]:
     """The complete checkpoints in a folder, by step; links are not followed, unreadable ones are left out."""
     found = ours(folder, COMPLETE)
@@ -188,18 +183,13 @@ def problem_with(folder: Path) -> str | None:
     """Why a folder cannot be read, or None: every file of its manifest must have its size and digest."""
     if not folder.is_dir():
         return "there is no such folder"
-
-    def problem(name: str, line: Line) -> str | None:
-        file, size, expected = folder / name, line["bytes"], line[ALGORITHM]
-        if not file.is_file():
-            return f"{name} is missing"
-        return None if file.stat().st_size == size and digest(file) == expected else f"{name} is damaged"
-
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         if any(ALGORITHM not in line for line in manifest.values()):
             raise ValueError("no known digest; it may be of another version")
-        with ThreadPoolExecutor(THREADS) as pool:
-            return next(filter(None, pool.map(problem, manifest.keys(), manifest.values())), None)
+        if missing := [name for name in manifest if not (folder / name).is_file()]:
+            return f"{missing[0]} is missing"
+        found = lines_of({name: folder / name for name in manifest})
+        return next((f"{name} is damaged" for name, line in manifest.items() if line | found[name] != line), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest cannot be read ({error})"

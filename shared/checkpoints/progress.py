@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shared.plan import draws
@@ -76,11 +76,6 @@ class Progress:
     def total_seconds(self) -> float:
         """Seconds of training over all starts of the run."""
         return self.seconds + time.perf_counter() - self.started
-
-    def branch(self) -> "Progress":
-        """The progress of a run that begins here, with a best model and a tracker of its own."""
-        none_yet: dict[str, Any] = {"best_step": None, "best_results": {}, "evaluations_since_best": 0}
-        return replace(self, run_id=None, evaluated_at_end=False, **none_yet)
 
     def state(self) -> dict[str, Any]:
         """The entries for a checkpoint's `state.json`."""

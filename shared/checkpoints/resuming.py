@@ -14,7 +14,7 @@ from typing import Any
 from shared.checkpoints import folders
 from shared.checkpoints.folders import folder, path_of, problem_with
 from shared.config.options import Options
-from shared.errors import UserError, listed
+from shared.errors import UserError, complain, listed
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
@@ -72,27 +72,6 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     return (path, on_main_process(accelerator, lambda: read_state(path))) if path else None
 
 
-def find_start(accelerator: Any, config: Options) -> tuple[Path, State] | None:
-    """The checkpoint --decay_from and its state; None without one. Call it on every process.
-
-    Raises:
-        UserError: it is missing or damaged, or has the name of another step.
-    """
-    if config.decay_from is None:
-        return None
-    path = Path(config.decay_from)
-
-    def read() -> State:
-        if problem := problem_with(path):
-            raise UserError(f"--decay_from {path}: {problem}")
-        state = read_state(path)
-        if (step := state["step"]) != config.decay_start:
-            raise UserError(f"--decay_from {path} is the checkpoint of step {step}: give it back its name")
-        return state
-
-    return path, on_writers(accelerator, config, read)[0]
-
-
 def started_again() -> bool:
     """Whether torchrun or SLURM has started this job before, with the same command."""
     return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
@@ -121,7 +100,7 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
         if accelerator.is_main_process:
             on = f" on machine {lack[0]}" if config.save_on_each_node else ""
             problem = next(problem for _, problem in machines if problem)
-            folders.complain(f"checkpoint {path} is skipped{on}: {problem}")
+            complain(f"checkpoint {path} is skipped{on}: {problem}")
     if in_part:  # most likely a machine was replaced: a start at step 0 would lose the run
         raise UserError(in_part)
     return None

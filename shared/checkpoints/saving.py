@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from shared.checkpoints import folders
-from shared.checkpoints.folders import Job, complain
+from shared.checkpoints.folders import Job
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import NEW_RUN, problem_with, read_state
 from shared.checkpoints.staging import Changed, Staging
@@ -34,7 +34,7 @@ from shared.compat import of_accelerate
 from shared.config import options
 from shared.config.options import Options
 from shared.disk import remedy
-from shared.errors import UserError, about, count_of, listed
+from shared.errors import UserError, about, complain, count_of, listed
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes.agreement import versions

@@ -1,4 +1,4 @@
-"""Private and undocumented attributes of Accelerate: prepared objects, the process state, handlers, FSDP on a CPU."""
+"""Private and undocumented attributes of Accelerate: prepared objects, the process state, FSDP on a CPU."""
 
 from typing import Any
 
@@ -28,14 +28,6 @@ def prepared(accelerator: Any) -> tuple[nn.Module, Any, list[Any]]:
             "ChainedOptimizers (shared/models/optimizers.py) of several optimizers"
         )
     return models[0], optimizers[0], accelerator._custom_objects
-
-
-def set_ddp_handler(accelerator: Any, handler: Any) -> None:
-    """`Accelerator.ddp_handler`, undocumented: set the keyword arguments and the hook that `prepare` passes to DDP.
-
-    The documented way, `kwargs_handlers`, accepts only Accelerate's own class, which does not support custom hooks.
-    """
-    accelerator.ddp_handler = handler
 
 
 def reset_state(processes: bool) -> None:

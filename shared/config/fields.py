@@ -74,8 +74,6 @@ class Meaning(enum.Enum):
     MAY_GROW = enum.auto()
     """A resumed run may increase it if the schedule is constant and the warm-up is given in steps. Other schedules
     depend on the total number of steps: with another total, the steps already taken would be different."""
-    DECAY_OR_END = enum.auto()
-    """It may differ between a run that begins with --decay_from and the run of that checkpoint."""
     MAY_DIFFER = enum.auto()
     """It may differ between the processes of a launch. All others must be equal, even those that are not in the result:
     processes that save or log at different steps would wait for each other in different collective calls."""

@@ -63,16 +63,14 @@ class Options:
     """Added to the denominator of AdamW's update. None: 1e-8, with muon 1e-10."""
     weight_decay: float = 0.01
     """Weight decay, decoupled with adamw; not applied to biases and norms."""
-    num_train_epochs: Annotated[int, Meaning.MAY_GROW, Meaning.DECAY_OR_END] = 3
+    num_train_epochs: Annotated[int, Meaning.MAY_GROW] = 3
     """Passes over the training data."""
-    max_train_steps: Annotated[int | None, Meaning.MAY_GROW, Meaning.DECAY_OR_END] = None
+    max_train_steps: Annotated[int | None, Meaning.MAY_GROW] = None
     """Number of optimizer steps, instead of --num_train_epochs. None: determined by the epochs."""
-    lr_scheduler_type: Annotated[ScheduleType, Meaning.DECAY_OR_END] = "linear"
+    lr_scheduler_type: ScheduleType = "linear"
     """Learning rate schedule after the warm-up. Only with constant can a finished run be made longer."""
-    decay_ratio: Annotated[Share | None, Meaning.DECAY_OR_END] = None
+    decay_ratio: Share | None = None
     """Fraction of all optimizer steps over which warmup_stable_decay decays to 0 at the end. None: 0.2."""
-    decay_from: Annotated[str | None, Meaning.DECAY_OR_END] = None
-    """Begin with this checkpoint of another run, and decay from its step to the last one. None: a run of its own."""
     warmup_steps: CanBeZero | None = None
     """Optimizer steps over which the learning rate rises from 0 to its peak. None: given by --warmup_ratio, or 0."""
     warmup_ratio: Share | None = None
@@ -105,12 +103,6 @@ class Options:
     """Optimizer steps between evaluations. None: evaluate at the end of each epoch."""
     logging_steps: Annotated[int, Meaning.NOT_IN_RESULT] = 10
     """Optimizer steps between log entries."""
-    metric_name: Annotated[tuple[str, ...] | None, Meaning.CHOOSES_MODEL] = None
-    """Metrics of the validation data, the main one first: shipped, a file, or on the Hub. None: those of the task."""
-    positive_label: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
-    """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
-    trust_remote_code: Annotated[bool, Meaning.NOT_IN_RESULT] = False
-    """Allow a --metric_name from the Hub to run its code on this machine."""
     load_best_model_at_end: Annotated[bool, Meaning.CHOOSES_MODEL] = False
     """Write the best evaluated model to model/ instead of the last one. Needs --metric_for_best_model."""
     metric_for_best_model: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
@@ -137,19 +129,17 @@ class Options:
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
         ("global_batch_size", "gradient_accumulation_steps"),
         ("warmup_steps", "warmup_ratio"),
-        ("decay_ratio", "decay_from"),
     )
     """Pairs of alternative fields: a flag (or line of the --config file) for one of them resets the default (or the
     line) of the other to None."""
 
     NEEDS: ClassVar[tuple[tuple[str, ...], ...]] = (
-        *((name, "lr_scheduler_type", "warmup_stable_decay") for name in ("decay_ratio", "decay_from")),
+        ("decay_ratio", "lr_scheduler_type", "warmup_stable_decay"),
         *((name, "optim", "adamw", "muon") for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
         ("gradient_accumulation_steps", "per_device_train_batch_size"),
         ("early_stopping_patience", "metric_for_best_model"),
         ("load_best_model_at_end", "metric_for_best_model"),
         ("greater_is_better", "metric_for_best_model"),
-        ("positive_label", "metric_name"),
     )
     """Pairs of fields in which the first has no effect without the second, or without the values of it that follow."""
 
@@ -159,7 +149,7 @@ class Options:
     SAVES_MEMORY: ClassVar[str | None] = None
     """A flag of these settings that lowers memory and does not affect the result."""
 
-    EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"), ("decay_ratio", "decay_from"))
+    EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -170,11 +160,6 @@ class Options:
         ),
     )
     """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
-
-    @property
-    def pretrained(self) -> str | None:
-        """The model from which the training starts, a path or a name on the Hub; None: new weights."""
-        return None
 
     def model_digest(self) -> str | None:
         """A digest of the settings that a local pretrained model has in its folder; None: there is none."""
@@ -197,22 +182,17 @@ class Options:
         return getattr(self, TOKENS, None)
 
     @property
-    def activations(self) -> str | None:
-        """The number format of activations without autocast; None: as mixed precision says."""
-        return None
-
-    @property
     def decay_start(self) -> int | None:
-        """The step of the checkpoint --decay_from; None without one."""
-        return int(Path(self.decay_from).name.removeprefix("step_")) if self.decay_from else None
+        """The step at which the run begins to decay, and begins at all; None: --decay_ratio says where the decay is."""
+        return None
 
     def default_learning_rate(self) -> float:
         """The learning rate for --learning_rate None."""
         return 5e-5
 
-    def learning_rate_scale(self) -> float:
-        """The factor of --learning_rate, such as one that depends on the global batch."""
-        return 1.0
+    def peak_learning_rate(self) -> float:
+        """--learning_rate, as the settings scale it to the global batch of the run."""
+        return base_learning_rate(self)
 
     def hooks(self) -> list[Any]:
         """What these settings add to a run: new objects of `Hook` (shared/monitoring/hooks.py)."""
@@ -225,8 +205,6 @@ class Options:
             raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
         if "://" in self.output_dir:  # the system would make a folder "s3:" here
             raise UserError(f"--output_dir {self.output_dir} is a URL: give a folder (mirrors: docs/checkpoints.md)")
-        if self.decay_from and not Path(self.decay_from).name.removeprefix("step_").isdecimal():
-            raise UserError(f"--decay_from {self.decay_from}: expected a folder such as out/checkpoints/step_00000200")
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Options)

@@ -13,8 +13,8 @@ from shared.contrastive.retrieval import SCORES_AT_ONCE  # with their graph they
 from shared.contrastive.tuples import TextTuples
 from shared.errors import UserError
 from shared.metrics.functions import SHIPPED
+from shared.models.linear_layers import without_tf32
 from shared.processes.collectives import on_main_process
-from shared.processes.starting import without_tf32
 
 # Pairs of fields that exclude each other: a pair with a score has no negatives and is searched by nobody.
 WITHOUT_SCORES = tuple(("label_column_name", name) for name in ("symmetric", "false_negative_margin", "corpus_file"))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.models.linear_layers import without_tf32
 from shared.monitoring.evaluation import gather_rows
 from shared.plan.draws import Ints
-from shared.processes.starting import without_tf32
 
 DEPTH = 10  # the scores look at the first ten results of a search
 SCORES_AT_ONCE = 2**24  # similarities in memory at a time: 64 MiB

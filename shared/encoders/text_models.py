@@ -20,13 +20,12 @@ from torch import nn
 from shared.config.options import Options
 from shared.encoders.attention import ON_CPU, ON_GPU, use_attention, use_cpu_dropout
 from shared.errors import UserError, listed, say
-from shared.models.linear_layers import use_fast_products
+from shared.models.linear_layers import use_fast_products, without_tf32
 from shared.models.transformers_models import check_loads
 from shared.options.data_options import ModelOptions
 from shared.options.text_options import TextOptions
 from shared.plan.draws import hash64
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
-from shared.processes.starting import without_tf32
 from shared.speed.first_token import shorten_last_layer
 from shared.speed.layers import compile_layers, use_activation_dtype
 

@@ -18,6 +18,8 @@ from shared.extras.costs import positions_of
 from shared.models.linear_layers import linear
 from shared.models.trainable import is_short
 from shared.monitoring.hooks import Hook
+from shared.plan.batches import MicroBatch
+from shared.plan.draws import Ints
 from shared.run.warm_up import discarded
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
@@ -39,15 +41,24 @@ class Mfu(Hook):
             first = run.plan.micro_batches(0)[0]
             self.per_position = count_flops(run.model, lambda: run.compute_loss(first), self.is_sequence)
         self.peak = peak_of_device(run)
+        self.fed: list[Ints] = []  # samples since the last reading
+
+    def counted(self, micro_batch: MicroBatch) -> None:
+        if self.is_sequence and micro_batch.counted:
+            self.fed.append(micro_batch.samples)
 
     def measured(self) -> dict[str, float]:
         """The operations that the real samples or tokens since the last reading needed."""
         monitor = self.run.monitor
         flops = self.per_position * (monitor.tokens if self.is_sequence else monitor.samples)
-        return {"flops": flops + self.per_token_squared * monitor.tokens_squared, "peak_flops": self.peak}
+        if self.fed:
+            lengths = self.run.lengths[np.concatenate(self.fed)].astype(np.int64)
+            flops += self.per_token_squared * int((lengths**2).sum())
+        return {"flops": flops, "peak_flops": self.peak}
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-        """The share of what the devices could have done in the time of the steps."""
+        """The share of what the devices could have done in the time of the steps; the next reading begins here."""
+        self.fed = []
         return {"mfu": rows["flops"].sum() / rows["peak_flops"].sum() / rows["seconds"].mean()}
 
 
@@ -56,7 +67,7 @@ def peak_of_device(run: Any) -> float:
     config, accelerator = run.config, run.accelerator
     if config.peak_tflops:
         return config.peak_tflops * 1e12
-    precision = config.activations or accelerator.mixed_precision
+    precision = getattr(config, "activation_dtype", None) or accelerator.mixed_precision
     peak = measure_peak(accelerator.device, precision)
     if accelerator.device.type != "cpu" or precision != "no":
         return peak

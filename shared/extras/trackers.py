@@ -10,10 +10,10 @@ from importlib.metadata import version
 from typing import Any
 
 from shared.config.options import plain, shown
-from shared.errors import about
+from shared.errors import about, complain
 from shared.extras.hub import unreachable
 from shared.monitoring.hooks import Hook, Value
-from shared.monitoring.log import described, warn
+from shared.monitoring.log import described
 from shared.processes.collectives import on_main_process
 
 PROJECT = "accelerate-recipes"
@@ -44,7 +44,7 @@ class Trackers(Hook):
                     states.append(state)
                 except Exception as error:  # a tracker that did not start cannot be ended either
                     failure = f"{kind} did not start: {described(error)}"
-                    warn(f"--report_to {failure}; metrics.jsonl will have all values")
+                    complain(f"warning: --report_to {failure}; metrics.jsonl will have all values")
                     states.append(f"none ({failure})")
             return identity, "; ".join(states)
 
@@ -74,7 +74,7 @@ class Trackers(Hook):
                 act(tracker)
             except Exception as error:
                 self.accelerator.trackers.remove(tracker)
-                warn(f"{tracker.name} {failure}: {described(error)}; metrics.jsonl has all values")
+                complain(f"warning: {tracker.name} {failure}: {described(error)}; metrics.jsonl has all values")
 
 
 def require_trackers(report_to: Sequence[str]) -> None:

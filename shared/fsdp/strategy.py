@@ -106,7 +106,7 @@ class SaverOfWhole(Saver):
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         super().__init__(accelerator, config, plan)
-        self.frozen = {} if config.pretrained is None else frozen_parameters(self.model)
+        self.frozen = {} if getattr(config, "model_name_or_path", None) is None else frozen_parameters(self.model)
         self.left_out = self.frozen.keys()
 
     @cached_property

@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.config.options import Options
 from shared.errors import UserError, about, listed
 from shared.metrics.functions import DEFAULTS, OF_CLASS, RANKED, SCORED, SHIPPED
+from shared.monitoring.evaluation import gather_into
+from shared.options.data_options import MetricOptions
+from shared.plan.batches import MicroBatch
+from shared.processes.collectives import on_main_process
 
 ForeignFunction = Callable[[NDArray[Any], NDArray[Any]], dict[str, float]]  # of predictions and references
 
@@ -68,7 +71,40 @@ class TaskMetrics:
         return values == self.positive if values.ndim == 1 else values[:, self.positive] == 1
 
 
-def resolve_metrics(config: Options, kind: str, names: Sequence[str], targets: np.ndarray) -> TaskMetrics:
+class Scorer:
+    """Predicts the batches of an evaluation, and computes its metrics; keeps probabilities where a metric takes them.
+
+    Args:
+        metrics: those of the run.
+        predict: as for `evaluation.collect`; it also gives logits [rows, labels].
+    """
+
+    def __init__(self, metrics: TaskMetrics, predict: Callable[..., Sequence[torch.Tensor]]) -> None:
+        self.metrics, self.predict = metrics, predict
+        self.numbers: list[np.ndarray] = []
+        self.rows: list[torch.Tensor] = []
+
+    def __call__(self, model: Any, micro_batch: MicroBatch, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Predictions and losses of a batch."""
+        predictions, losses, logits = self.predict(model, micro_batch, batch)
+        if self.metrics.take_scores and micro_batch.counted:
+            self.numbers.append(micro_batch.samples)
+            self.rows.append(self.metrics.probabilities(logits.float()))
+        return predictions, losses
+
+    def compute(self, accelerator: Any, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+        """The values of `TaskMetrics.compute`, once the batches of all processes are predicted; call it on each."""
+        scores = self.probabilities(accelerator, len(references)) if self.metrics.take_scores else None
+        return on_main_process(accelerator, lambda: self.metrics.compute(predictions, references, scores))
+
+    def probabilities(self, accelerator: Any, total: int) -> np.ndarray:
+        """Those of the whole data set in its order, float32 [total, labels], on the main process; [0, labels] else."""
+        table = np.empty((total if accelerator.is_main_process else 0, self.metrics.num_labels), np.float32)
+        gather_into(table, total, accelerator, self.numbers, self.rows)
+        return table
+
+
+def resolve_metrics(config: MetricOptions, kind: str, names: Sequence[str], targets: np.ndarray) -> TaskMetrics:
     """The metrics of a run, checked before it trains. Every process calls this.
 
     Args:
@@ -104,7 +140,7 @@ def resolve_metrics(config: Options, kind: str, names: Sequence[str], targets: n
     return metrics
 
 
-def positive_class(config: Options, kind: str, names: Sequence[str]) -> int | None:
+def positive_class(config: MetricOptions, kind: str, names: Sequence[str]) -> int | None:
     """The index of --positive_label in `names`; None where no metric is about one class.
 
     Raises:

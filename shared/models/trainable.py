@@ -1,15 +1,22 @@
-"""Which parameters of a model train, and the average that is evaluated and exported: --freeze and --ema_decay."""
+"""Which parameters of a model train, and the average of them that is evaluated and exported (--ema_decay)."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from shared.compat import of_torch
 from shared.errors import UserError, listed, say
 from shared.monitoring.hooks import Hook
+from shared.plan.batches import MicroBatch, Plan
+from shared.run.warm_up import discarded, without_gradient
+
+PASSES, ROWS = 4, 2  # of the search for parameters that no loss reaches; batch norm needs two samples
 
 
 class Frozen(Hook):
@@ -46,6 +53,65 @@ class Frozen(Hook):
         say(f"{flag}: {sum(sizes):,} of {total:,} weights are frozen")
 
 
+class FreezeUnreached(Hook):
+    """Freezes the parameters that the loss does not depend on, such as the unused pooler of a pretrained model.
+
+    Its backward passes also shard the parameters again that FSDP has gathered for earlier forward passes.
+    """
+
+    def placed(self, run: Any, model: nn.Module) -> None:
+        freeze_unreached(run.accelerator, model, run.plan, run.compute_loss)
+
+
+def freeze_unreached(
+    accelerator: Accelerator, model: nn.Module, plan: Plan, compute_loss: Callable[[MicroBatch], Tensor]
+) -> list[str]:
+    """Freeze the trainable parameters that the loss does not depend on; print and return their names.
+
+    Call it on every process, before the optimizer is made (which must not hold them) and before the model is wrapped
+    (DDP waits for the gradient of each parameter that is not frozen). Each process computes the same samples, so all
+    freeze the same; so does a resumed run.
+
+    A parameter that only some batches use (an expert of a mixture) must not be frozen. It is recognized in two ways:
+    other samples use it, or the loss depends on the same parameter of another item in its list of modules.
+
+    Raises:
+        UserError: the loss depends on some parameters only for some batches.
+    """
+    samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
+
+    def unreached(batch: np.ndarray) -> list[str]:
+        micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch), step_samples=len(batch))
+        with discarded(accelerator, model):
+            compute_loss(micro_batch).backward()
+            return without_gradient(model)
+
+    first, *others = (samples[i : i + ROWS] for i in range(0, len(samples), ROWS))
+    if not (names := unreached(first)):
+        return []
+    varying = {name for batch in others for name in {*names} ^ {*unreached(batch)}}
+    reached = [name for name, p in model.named_parameters() if p.requires_grad and name not in names]
+    twins = {kind_of(name) for name in reached}
+    if routed := [name for name in (*reached, *names) if name in varying or (name in names and kind_of(name) in twins)]:
+        raise UserError(
+            f"the loss depends on some parameters only for some batches ({listed(routed)}), as in a mixture of "
+            "experts: such a model cannot be trained exactly on several processes; if the parameters are never used, "
+            "freeze them in build_model (requires_grad_(False))"
+        )
+    parameters = dict(model.named_parameters())
+    for name in names:
+        parameters[name].requires_grad_(False)
+    accelerator.print(
+        f"frozen, because the loss does not depend on them: {listed(list(dict.fromkeys(map(kind_of, names))))}"
+    )
+    return names
+
+
+def kind_of(name: str) -> str:
+    """A parameter's name without the index of its module in a list, so that all items of the list have the same."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "#", name)
+
+
 class WeightAverage(Hook):
     """An exponential moving average of what a step changes: parameters that train, and buffers that hooks average.
 
@@ -69,7 +135,8 @@ class WeightAverage(Hook):
         run.accelerator.register_for_checkpointing(average)
 
     def updated(self, grad_norm: Tensor) -> None:
-        self.run.weights_are_read()
+        for hook in self.run.hooks:
+            hook.weights_are_read()
         if self.run.progress.step:
             self.move(self.averages, self.values, None)
         else:

@@ -11,26 +11,29 @@ import torch
 from torch import Tensor
 
 from shared.config.fields import Meaning, fields_with
-from shared.config.options import Options, shown
+from shared.config.options import shown
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.run.export import Export
 
 
 class Pretrained(Hook):
-    """Makes a run export models of transformers with `save_pretrained`; names sizes that have no effect."""
+    """Makes a run export models of transformers with `save_pretrained`; says what the launch card must say of them."""
 
     def opened(self, run: Any) -> None:
         run.export = TransformersExport()
 
     def loaded(self, run: Any) -> None:
+        """Name the format of activations, and sizes that have no effect."""
+        if dtype := run.config.activation_dtype:
+            run.card["precision"] = f"{dtype} activations without autocast, weights fp32"
         if without_effect := sizes_without_effect(run.config):
             run.card["note on sizes"] = f"no effect, because the pretrained model has its own sizes: {without_effect}"
 
 
-def sizes_without_effect(config: Options) -> str:
+def sizes_without_effect(config: Any) -> str:
     """The flags for sizes of a new model that have no effect, because the config names a pretrained model."""
-    if config.pretrained is None:
+    if config.model_name_or_path is None:
         return ""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     changed = {name: getattr(config, name) for name in sorted(fields_with(type(config), Meaning.SIZE_OF_NEW_MODEL))}
@@ -57,10 +60,10 @@ class TransformersExport(Export):
             model.save_pretrained(folder, state_dict=weights)
         check_loads(model, folder)
 
-    def header(self, config: Options, model: Any) -> list[str]:
+    def header(self, config: Any, model: Any) -> list[str]:
         """The library, and the model on the Hub from which the training started."""
         library = ["library_name: transformers"] if hasattr(model, "save_pretrained") else []
-        base = config.pretrained
+        base = config.model_name_or_path
         return library + ([f"base_model: {base}"] if base and not Path(base).exists() else [])
 
     def how_to_load(self, model: Any) -> list[str]:

@@ -59,60 +59,54 @@ def collect(
     batches: Iterable[tuple[MicroBatch, Any]],
     predict: Callable[[Any, MicroBatch, Any], Sequence[torch.Tensor]],
     shape: tuple[int, ...],
-    metrics: Any = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Predict a whole data set, each process its share. Every process calls this.
 
     Args:
         model: as the loop calls it; it is in evaluation mode during the pass.
         batches: of this process: `feed` of `Plan.evaluation`.
         predict: called with the unwrapped model, the micro-batch and its batch; gives predictions [rows] or
-            [rows, labels], losses [rows], and logits [rows, labels] where a metric takes probabilities.
+            [rows, labels] and losses [rows] first, and what else it gives is ignored.
         shape: of the predictions: (samples,) or (samples, labels).
-        metrics: a `TaskMetrics`; where one of its metrics takes probabilities, they are collected as well.
 
     Returns:
-        Predictions of `shape` and losses [samples] on every process, and probabilities [samples, labels], float32, on
-        the main process if a metric takes them, else None; all in the order of the data. None if a signal cut the pass
-        short.
+        Predictions of `shape` and losses [samples] on every process, in the order of the data. None if a signal cut the
+        pass short.
     """
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    scored = metrics if metrics and metrics.take_scores else None
-    numbers = [np.empty(0, np.int64)]
+    numbers: list[np.ndarray] = []
     rows: list[torch.Tensor] = []
-    scores: list[torch.Tensor] = []
     for micro_batch, batch in signals.watch(accelerator, batches):
         seed_dropout(accelerator.device, 0, micro_batch.step, micro_batch.index)
-        predictions, losses, *logits = predict(model, micro_batch, batch)
+        predictions, losses, *_ = predict(model, micro_batch, batch)
         if micro_batch.counted:
             numbers.append(micro_batch.samples)
             columns = losses[:, None], predictions.reshape(len(losses), -1)
             rows.append(torch.cat([each.double() for each in columns], dim=1))  # losses in bf16 would round classes
-            if scored:
-                assert logits, "a metric takes probabilities, and the recipe gave no logits"
-                scores.append(scored.probabilities(logits[0].float()))
     model.train()
     if signals.cut_short(accelerator):
         return None
-    samples, total = np.concatenate(numbers), shape[0]
-    table = np.empty((total, 1 + math.prod(shape[1:])))
-    _gather_into(table, total, accelerator, samples, rows)
-    probabilities = None
-    if scored:
-        probabilities = np.empty((total if accelerator.is_main_process else 0, scored.num_labels), np.float32)
-        _gather_into(probabilities, total, accelerator, samples, scores)
-    return table[:, 1:].reshape(shape), table[:, 0], probabilities if accelerator.is_main_process else None
+    table = np.empty((shape[0], 1 + math.prod(shape[1:])))
+    gather_into(table, shape[0], accelerator, numbers, rows)
+    return table[:, 1:].reshape(shape), table[:, 0]
 
 
-def _gather_into(
-    table: np.ndarray, total: int, accelerator: Any, samples: np.ndarray, rows: list[torch.Tensor]
+def gather_into(
+    table: np.ndarray, total: int, accelerator: Any, numbers: Sequence[np.ndarray], rows: Sequence[torch.Tensor]
 ) -> None:
     """Fill `table` with the rows of all processes in the order of the dataset; an empty table stays empty.
 
     A thousand classes take 4 kB per sample, so the rows are gathered and copied from the device in pieces.
+
+    Args:
+        table: [total, width], or [0, width] on a process that needs no result.
+        total: number of samples in the dataset.
+        accelerator: has the device and sums over processes.
+        numbers: of the samples of each batch of this process.
+        rows: [samples, width] of each batch, in the type of `table`.
     """
-    width = table.shape[1]
-    mine = torch.cat(rows) if rows else torch.from_numpy(np.empty((0, width), table.dtype))
+    width, samples = table.shape[1], np.concatenate([np.empty(0, np.int64), *numbers])
+    mine = torch.cat([*rows]) if rows else torch.from_numpy(np.empty((0, width), table.dtype))
     at_once = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, total, at_once):
         inside = np.flatnonzero((start <= samples) & (samples < start + at_once))
@@ -140,18 +134,11 @@ def best_by(config: Options, names: Sequence[str], undefined: Mapping[str, str] 
     Args:
         config: the flags.
         names: of the scores that the evaluations compute, the main one first, without the prefix "eval_".
-        undefined: those that cannot compare models on this data, and why. None: the recipe always computes `names`, so
-            --metric_name is refused.
+        undefined: those that cannot compare models on this data, and why.
 
     Raises:
-        UserError: --metric_name is given and `undefined` is None; --metric_for_best_model is not computed, or cannot
-            compare models on this data.
+        UserError: --metric_for_best_model is not computed, or cannot compare models on this data.
     """
-    if undefined is None and config.metric_name:
-        raise UserError(
-            f"--metric_name {' '.join(config.metric_name)}: this recipe always computes {', '.join(names)}; leave the "
-            "flag out"
-        )
     known, name = ("loss", *names), (config.metric_for_best_model or names[0]).removeprefix("eval_")
     if name not in known:
         raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(known)}")

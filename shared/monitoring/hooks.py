@@ -30,12 +30,19 @@ class Hook:
     def folder_locked(self) -> None:
         """The output folder is locked, and nothing in it has been read: a hook may add checkpoints."""
 
+    def first_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
+        """A checkpoint of another run from which a new run begins, and its state as if it were of this run; or None."""
+        return None
+
     def given(self, run: Any, model: nn.Module) -> None:
         """The recipe has made its model, on any device, and nothing has been computed."""
 
     def averaged_buffers(self, model: nn.Module) -> Sequence[Tensor]:
         """The buffers that a forward pass may change, because the hook makes them the same on all processes."""
         return ()
+
+    def placed(self, run: Any, model: nn.Module) -> None:
+        """The model is on its device, and its optimizer comes next: parameters may still be frozen."""
 
     def prepared(self, run: Any) -> None:
         """The model and the optimizer are wrapped; passes before the first step are discarded."""

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from shared.disk import replace_file
-from shared.errors import UserError, first_line
+from shared.errors import UserError, complain, first_line
 from shared.monitoring.hooks import Value
 
 # JSON has no NaN. JavaScript and protobuf use these names, and Python's float() reads them.
@@ -127,18 +127,13 @@ def put(text: str) -> None:
         print(text, flush=True)
 
 
-def warn(text: str) -> None:
-    """One line on stderr, above the progress bar."""
-    tqdm.write(f"warning: {text}", file=sys.stderr)
-
-
 @contextmanager
 def not_fatal(file: str) -> Iterator[None]:
     """Warn that `file` was not written, because a run is complete even without it."""
     try:
         yield
     except Exception as error:
-        warn(f"{file} was not written: {described(error)}")
+        complain(f"warning: {file} was not written: {described(error)}")
 
 
 def described(error: Exception) -> str:

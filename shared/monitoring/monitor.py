@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.checkpoints import resuming
-from shared.errors import UserError, listed
+from shared.errors import UserError, complain, listed
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import warn
 from shared.plan.batches import MicroBatch
 from shared.plan.draws import MASK64, hash64
 
@@ -49,7 +48,7 @@ class Monitor:
         self.accelerator, self.lengths, self.hooks = accelerator, lengths, hooks
         self.digest = 0  # of the sample ids fed to the model by this process
         self.fed: list[MicroBatch] = []  # not yet counted
-        self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
+        self.samples = self.tokens = 0  # fed by this process since the last reading
         self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
         self.steps = self.steps_before = 0  # since the last reading; those of them taken before this start
         self.resumed = bool(state)  # and there was no reading yet
@@ -142,7 +141,7 @@ class Monitor:
             self.resumed, self.steps_before = False, 0
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
-        self.steps = self.samples = self.tokens = self.tokens_squared = 0
+        self.steps = self.samples = self.tokens = 0
         self.sums = dict.fromkeys(["loss", *self.losses], np.float32(0))
         self.window_started, self.beside = self.read_at, dict.fromkeys(BESIDE, 0.0)
         return figures
@@ -167,9 +166,9 @@ class Monitor:
                 f"{max(good, default='none')}"
             )
         if last_step is not None and self.in_a_row and self.accelerator.is_main_process:
-            warn(
-                f"the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their gradients "
-                f"were not finite: the last model is that of step {last_step - self.in_a_row}"
+            complain(
+                f"warning: the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their "
+                f"gradients were not finite: the last model is that of step {last_step - self.in_a_row}"
             )
 
     def state(self) -> dict[str, Any]:
@@ -277,9 +276,7 @@ class Monitor:
         self.digest = (self.digest + int(ids.sum())) & MASK64  # a sum: neither order nor process matters
         self.samples += len(samples)
         if self.lengths is not None:
-            lengths = self.lengths[samples].astype(np.int64)
-            self.tokens += int(lengths.sum())
-            self.tokens_squared += int((lengths**2).sum())
+            self.tokens += int(self.lengths[samples].astype(np.int64).sum())
         self.fed = []
 
 

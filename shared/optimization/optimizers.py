@@ -113,27 +113,9 @@ def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def peak_learning_rate(config: Options) -> float:
-    """--learning_rate, as the settings scale it to the global batch of the run."""
-    return base_learning_rate(config) * config.learning_rate_scale()
-
-
-def require_peak(config: Options, learning_rate: float | None) -> None:
-    """Check that the last step before --decay_from had the peak learning rate.
-
-    Raises:
-        UserError: it had another one, or none is known.
-    """
-    if learning_rate != (peak := peak_learning_rate(config)):
-        raise UserError(
-            f"--decay_from {config.decay_from}: its last step had a learning rate of {learning_rate}, and the peak is "
-            f"{peak}: name a checkpoint after the warm-up and before the decay"
-        )
-
-
 def warmup_steps(config: Options, total_steps: int) -> int:
-    """The number of warm-up steps: --warmup_steps, or --warmup_ratio of all steps; none with --decay_from."""
-    if config.decay_from:
+    """The number of warm-up steps: --warmup_steps, or --warmup_ratio of all steps; none before a decay at the start."""
+    if config.decay_start is not None:
         return 0
     return config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
 
@@ -154,18 +136,13 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
     """The learning rate as a pure function of the step (0 ... total_steps-1), without state to save.
 
     Warm-up is linear and reaches the peak at step `warmup_steps`; SCHEDULES has what follows.
-
-    Raises:
-        UserError: the run ends before the step of --decay_from.
     """
-    peak = peak_learning_rate(config)
+    peak = config.peak_learning_rate()
     warmup = warmup_steps(config, total_steps)
     decay_steps = max(1, total_steps - warmup)
     last_steps = min(decay_steps, max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio)))
     if config.decay_start is not None:
         last_steps = total_steps - config.decay_start
-        if last_steps <= 0:
-            raise UserError(f"--decay_from {config.decay_from}: the run ends at step {total_steps}: give it more steps")
 
     def schedule(step: int) -> float:
         if step < warmup:

@@ -1,4 +1,4 @@
-"""The settings of shared/extras, of data, and of models of transformers, in addition to those of `Options`."""
+"""The settings of shared/extras, of data, of models of transformers and of metrics, besides those of `Options`."""
 
 import glob
 import hashlib
@@ -19,7 +19,8 @@ from shared.extras.hub import Upload
 from shared.extras.trackers import Trackers
 from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
-from shared.models.trainable import Frozen, WeightAverage
+from shared.models.optimizers import DecayFrom, step_of
+from shared.models.trainable import FreezeUnreached, Frozen, WeightAverage
 from shared.models.transformers_models import Pretrained
 from shared.monitoring.hooks import Hook
 from shared.remote.mirror import Mirror
@@ -37,6 +38,8 @@ MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json
 class ExtraOptions(Options):
     """Settings of what a run can do besides training."""
 
+    decay_from: str | None = None
+    """Begin with this checkpoint of another run, and decay from its step to the last one. None: a run of its own."""
     gradient_compression: Literal["none", "bf16", "fp16"] = "none"
     """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
     report_to: Annotated[tuple[TrackerName, ...], Meaning.NOT_IN_RESULT] = ("none",)
@@ -52,17 +55,34 @@ class ExtraOptions(Options):
     hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
 
-    NEEDS: ClassVar = (*Options.NEEDS, ("hub_model_id", "push_to_hub"))
+    ALTERNATIVES: ClassVar = (*Options.ALTERNATIVES, ("decay_ratio", "decay_from"))
+    NEEDS: ClassVar = (
+        *Options.NEEDS,
+        ("hub_model_id", "push_to_hub"),
+        ("decay_from", "lr_scheduler_type", "warmup_stable_decay"),
+    )
+    EXCLUDES: ClassVar = (*Options.EXCLUDES, ("decay_ratio", "decay_from"))
     RULES: ClassVar[tuple[Rule, ...]] = RULES_OF_FSDP  # instead of the rule of `Options`, which refuses FSDP
+
+    @property
+    def decay_start(self) -> int | None:
+        return step_of(self.decay_from) if self.decay_from else None
+
+    def check_values(self) -> None:
+        super().check_values()
+        if self.decay_from:
+            step_of(self.decay_from)
 
     def hooks(self) -> list[Hook]:
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
         return [
             *super().hooks(),
+            FreezeUnreached(),
             Sharding(),
             GradientCompression(),
             Mfu(),
             Costs(),
+            *([DecayFrom()] if self.decay_from else []),
             *([Profiler()] if self.profile else []),
             *([Mirror()] if self.mirror_checkpoints else []),
             *([Upload()] if self.push_to_hub else []),
@@ -189,10 +209,6 @@ class ModelOptions(DataOptions):
         Rule(missing_compiler, "--torch_compile needs a compiler, and there is no {found}"),
     )
 
-    @property
-    def pretrained(self) -> str | None:
-        return self.model_name_or_path
-
     def model_digest(self) -> str | None:
         """A digest of MODEL_FILES in a local --model_name_or_path; None without one or for a model on the Hub."""
         name = self.model_name_or_path
@@ -204,19 +220,29 @@ class ModelOptions(DataOptions):
                 content.update(f"{file} {path.stat().st_size} ".encode() + path.read_bytes())
         return content.hexdigest()
 
-    @property
-    def activations(self) -> str | None:
-        return self.activation_dtype
-
     def default_learning_rate(self) -> float:
         """That of new or of pretrained weights."""
-        return self.LEARNING_RATES[self.pretrained is not None]
+        return self.LEARNING_RATES[self.model_name_or_path is not None]
 
     def hooks(self) -> list[Hook]:
         """As in the base class, after those that freeze parameters, choose the export, and average weights."""
         frozen = [Frozen(self.freeze)] if self.freeze else []
         average = [] if self.ema_decay is None else [WeightAverage(self.ema_decay)]
         return [*frozen, Pretrained(), *average, *super().hooks()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricOptions(ModelOptions):
+    """Settings of the metrics, which `resolve_metrics` reads (shared/metrics/task_metrics.py)."""
+
+    metric_name: Annotated[tuple[str, ...] | None, Meaning.CHOOSES_MODEL] = None
+    """Metrics of the validation data, the main one first: shipped, a file, or on the Hub. None: those of the task."""
+    positive_label: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
+    """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
+    trust_remote_code: Annotated[bool, Meaning.NOT_IN_RESULT] = False
+    """Allow a --metric_name from the Hub to run its code on this machine."""
+
+    NEEDS: ClassVar = (*ModelOptions.NEEDS, ("positive_label", "metric_name"))
 
 
 def places(names: str | Sequence[str]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The settings that all image recipes share, in addition to those of `ModelOptions`."""
+"""The settings that all image recipes share, in addition to those of `MetricOptions`."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from shared.config.fields import Limits, Meaning
 from shared.config.options import Rule
 from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
-from shared.options.data_options import ModelOptions
+from shared.options.data_options import MetricOptions
 
 ONLY_ON_GPU = ("sync_batchnorm", "cudnn_benchmark")  # torch's SyncBatchNorm has no CPU kernels
 BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageOptions(ModelOptions):
+class ImageOptions(MetricOptions):
     """Settings of the images and the classifier."""
 
     # Data
@@ -61,13 +61,13 @@ class ImageOptions(ModelOptions):
     """cuDNN times its algorithms for each convolution and uses the fastest. Needs a GPU; rounding can change."""
 
     NEEDS: ClassVar = (
-        *ModelOptions.NEEDS,
+        *MetricOptions.NEEDS,
         ("validation_dir", "train_dir"),
         ("from_scratch", "model_name_or_path"),
         ("freeze_backbone", "model_name_or_path"),
     )
     EXCLUDES: ClassVar = (
-        *ModelOptions.EXCLUDES,
+        *MetricOptions.EXCLUDES,
         ("train_dir", "train_file"),
         ("train_dir", "dataset_name"),
         ("freeze_backbone", "from_scratch"),
@@ -75,7 +75,7 @@ class ImageOptions(ModelOptions):
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        *ModelOptions.RULES,
+        *MetricOptions.RULES,
         Rule(
             lambda it: it.on_cpu and [f"--{name}" for name in ONLY_ON_GPU if getattr(it.config, name)],
             "{found[0]} needs a GPU: leave it out",
@@ -89,12 +89,15 @@ class ImageOptions(ModelOptions):
         """As in the base class; a new head, or a new model, has that of new weights."""
         return self.LEARNING_RATES[0] if self.from_scratch or self.freeze_backbone else super().default_learning_rate()
 
-    def learning_rate_scale(self) -> float:
-        """The scale of --scale_learning_rate from a global batch of 256 to that of the run.
+    def peak_learning_rate(self) -> float:
+        """--learning_rate, as --scale_learning_rate scales it from a global batch of 256 to that of the run.
 
         linear: Goyal et al., "Accurate, Large Minibatch SGD"; sqrt: Krizhevsky, "One weird trick", kept for Adam and
         LARS.
         """
         assert self.global_batch_size is not None, "the run folder settles the global batch"
         ratio = self.global_batch_size / BASE_BATCH
-        return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scale_learning_rate]
+        return (
+            super().peak_learning_rate()
+            * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scale_learning_rate]
+        )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
-from shared.options.data_options import ModelOptions
+from shared.options.data_options import MetricOptions, ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,12 @@ class TextOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextLossOptions(TextOptions):
-    """Settings of the training loss of a text classifier."""
+class TextLossOptions(TextOptions, MetricOptions):
+    """Settings of the training loss of a text classifier, and of its metrics."""
 
     class_weights: tuple[str, ...] | None = None
     """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
     label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
     """Share of each target that is spread evenly over all classes. The evaluation loss does not use it."""
+
+    NEEDS: ClassVar = (*TextOptions.NEEDS, ("positive_label", "metric_name"))

@@ -33,6 +33,7 @@ from shared.plan.draws import seed_micro_batch, seed_sample
 from shared.processes.signals import ignore_in_child
 
 FAR_AHEAD = 16  # micro-batches that each worker reads ahead from another machine
+_current: list[Any] = [()]  # the batch on which this process computes, on the host
 
 
 class Loader:
@@ -137,7 +138,7 @@ def feed(
         batches = (reader.__getitems__(micro_batch) for micro_batch in schedule)
     try:
         for micro_batch, batch in batches:
-            current_batch.batch = batch
+            _current[0] = batch
             if num_workers:  # they have seeded their own generators
                 seed_micro_batch(seed, micro_batch.step, micro_batch.index)
             if device.type == "cpu":
@@ -224,19 +225,10 @@ class InMemory(TensorDataset):
         return content.hexdigest()
 
 
-class CurrentBatch:
-    """The batch that this process computes on, for the out-of-memory message; `current_batch` is the only one."""
-
-    batch: Any = None  # on the host; `feed` sets it
-
-    @property
-    def shape(self) -> str:
-        """The shape of the batch's largest tensor, such as "8 x 128"; "" if it has no tensor."""
-        values = self.batch.values() if isinstance(self.batch, Mapping) else self.batch
-        values = [values] if isinstance(values, Tensor) else values or []
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
-        return " x ".join(map(str, largest.shape)) if tensors else ""
-
-
-current_batch = CurrentBatch()
+def shape_of_current_batch() -> str:
+    """The shape of the largest tensor that this process computes on, such as "8 x 128"; "" if there is none."""
+    (batch,) = _current
+    values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
+    return " x ".join(map(str, largest.shape)) if tensors else ""

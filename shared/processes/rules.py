@@ -8,6 +8,8 @@ something else, or wait for ever.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from shared.config.options import Options, Rule
 from shared.errors import UserError
 
@@ -50,12 +52,15 @@ def is_true(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").lower() in TRUE
 
 
+SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
+"""Environment variable: 1 lets the processes of a machine share its GPUs, over gloo, because NCCL refuses that. It
+serves the tests of the multi-process code on machines with one GPU."""
 SWITCHES = (
     USE_CPU,
     "ACCELERATE_DEBUG_MODE",
     "ACCELERATE_CPU_AFFINITY",
     "FORK_LAUNCHED",
-    "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS",
+    SHARE_GPU,
 )
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 NEEDED_BY_SEVERAL = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -84,6 +89,18 @@ class Launch:
     def processes(self) -> int:
         """The number of processes of the launch."""
         return int(self.env.get("WORLD_SIZE", 1))
+
+    @property
+    def processes_here(self) -> int:
+        """The number of processes of the launch on this machine; a lower bound where the launcher does not tell."""
+        return int(self.env.get("LOCAL_WORLD_SIZE", int(self.env.get("LOCAL_RANK", 0)) + 1))
+
+    def crowded(self) -> str:
+        """The processes and the GPUs of a machine that has fewer GPUs; each of its processes sees the same."""
+        gpus = torch.accelerator.device_count()
+        if self.on_cpu or self.processes_here <= gpus or is_true(self.env, SHARE_GPU):
+            return ""
+        return f"{self.processes_here} processes on a machine with {gpus} GPU(s)"
 
     def lost_precision(self) -> str | None:
         """The mixed precision that notebook_launcher set, and Accelerate does not read."""
@@ -157,6 +174,14 @@ RULES = (
         "mixed_precision fp8 is not supported: use --mixed_precision bf16",
     ),
 )
+RULES_OF_COUNTS = (  # last: another rule may say why the numbers differ
+    Rule(Launch.crowded, "{found}: lower --num_processes (--nproc-per-node) to the number of GPUs"),
+    Rule(
+        lambda it: it.config.expect_processes not in (None, it.processes),
+        "--expect_processes {it.config.expect_processes}, but {it.processes} started: some launchers silently start "
+        "only one; use accelerate_configs/multi_cpu.yaml or torchrun --nproc-per-node",
+    ),
+)
 
 
 def refuse(launch: Launch) -> None:
@@ -165,6 +190,6 @@ def refuse(launch: Launch) -> None:
     Raises:
         UserError: the message of the first rule that finds something.
     """
-    for rule in (*RULES, *launch.config.RULES):
+    for rule in (*RULES, *launch.config.RULES, *RULES_OF_COUNTS):
         if found := rule.when(launch):
             raise UserError(rule.message.format(found=found, it=launch))

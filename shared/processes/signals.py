@@ -227,55 +227,45 @@ class Exchange:
         return bool(flag)
 
 
-class Preemption:
-    """Tells the training loop whether to save and end. Every process must construct it.
+def must_end(exchange: Exchange) -> bool:
+    """Return whether some process received a signal, the same on all; every process calls this once per step.
 
-    Args:
-        accelerator: knows the number of processes.
-        output_dir: folder of the run, in which the marker file is written.
+    A signal takes effect one step later. There is no such delay with a single process, or after an evaluation that was
+    cut short. Before the first call there is nothing to save, and a signal ends its process immediately.
     """
+    heard.something_to_save = True
+    return exchange() or heard.cut_short  # every process takes part in the exchange
 
-    def __init__(self, accelerator: Any, output_dir: str) -> None:
-        self._accelerator, self._output_dir = accelerator, Path(output_dir)
-        self._exchange = Exchange(accelerator)
 
-    def exchange_signals(self) -> bool:
-        """Return whether some process received a signal, the same on all; every process calls this once per step.
+def end_run(accelerator: Any, output_dir: str, step: int, saver: Any, close: Callable[[], object]) -> NoReturn:
+    """Wait for the checkpoint of `step` to be complete, then end the run; every process calls this.
 
-        A signal takes effect one step later. There is no such delay with a single process, or after an evaluation that
-        was cut short. Before the first call there is nothing to save, and a signal ends its process immediately.
-        """
-        heard.something_to_save = True
-        return self._exchange() or heard.cut_short  # every process takes part in the exchange
+    `close` is called after the checkpoint, because an upload may take longer than the scheduler allows.
 
-    def end_run(self, step: int, saver: Any, close: Callable[[], object]) -> NoReturn:
-        """Wait for the checkpoint of `step` to be complete, then end the run; every process calls this.
+    Raises:
+        Preempted: in every other case.
+        UserError: the checkpoint could not be saved.
+    """
+    saver.finish()
+    received = gather(accelerator, heard.signal)
+    if accelerator.is_main_process:
+        write_marker(Path(output_dir), step, {rank: number for rank, number in enumerate(received) if number})
+        print(f"interrupted at step {step}: checkpoint saved, start again to resume", flush=True)
+    close()
+    wait_for_all(accelerator)  # the launcher ends all processes after the first exit
+    raise Preempted
 
-        `close` is called after the checkpoint, because an upload may take longer than the scheduler allows.
 
-        Raises:
-            Preempted: in every other case.
-            UserError: the checkpoint could not be saved.
-        """
-        saver.finish()
-        received = gather(self._accelerator, heard.signal)
-        if self._accelerator.is_main_process:
-            write_marker(self._output_dir, step, {rank: number for rank, number in enumerate(received) if number})
-            print(f"interrupted at step {step}: checkpoint saved, start again to resume", flush=True)
-        close()
-        wait_for_all(self._accelerator)  # the launcher ends all processes after the first exit
+def all_saved() -> None:
+    """Let signals end each process immediately from now on; call it when the last checkpoint is written.
+
+    Raises:
+        Preempted: this process has already received a signal.
+    """
+    heard.something_to_save = False
+    if heard.signal:
+        heard.mark()
         raise Preempted
-
-    def all_saved(self) -> None:
-        """Let signals end each process immediately from now on; call it when the last checkpoint is written.
-
-        Raises:
-            Preempted: this process has already received a signal.
-        """
-        heard.something_to_save = False
-        if heard.signal:
-            heard.mark()
-            raise Preempted
 
 
 def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:

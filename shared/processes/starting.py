@@ -36,20 +36,6 @@ def set_backends(deterministic: bool) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-@contextmanager
-def without_tf32() -> Iterator[None]:
-    """Compute matrix products of float32 in float32: TF32 keeps three decimal digits. Also a decorator."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
-"""Environment variable: 1 lets the processes of a machine share its GPUs, over gloo, because NCCL refuses that. It
-serves the tests of the multi-process code on machines with one GPU."""
 WITHOUT_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver", "you might not have a CUDA gpu")
 Config = TypeVar("Config", bound=options.Options)
 
@@ -74,8 +60,8 @@ def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # started by debug_launcher, which sets no rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
     on_cpu = rules.is_true(os.environ, rules.USE_CPU) or not has_accelerator()
-    check_environment(config, on_cpu)
-    share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
+    rules.refuse(launch := rules.Launch(config, os.environ, on_cpu))
+    share_gpu = not on_cpu and launch.processes_here > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs
     from accelerate.utils import DistributedDataParallelKwargs
 
@@ -98,40 +84,19 @@ def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -
         mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[
-            InitProcessGroupKwargs(backend="gloo" if share_gpu else "nccl", timeout=timeout, init_method=method)
+            InitProcessGroupKwargs(backend="gloo" if share_gpu else "nccl", timeout=timeout, init_method=method),
+            # Buffers are not broadcast: that would overwrite batch-norm statistics averaged over processes.
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
         ],
     )
     if has_group:
         agreement.compare(of_torch.default_store(), config, device, timeout.total_seconds())
-    # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
-    settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
-    of_accelerate.set_ddp_handler(accelerator, settings)
-    refuse_lost_processes(config, accelerator.num_processes)
+    if accelerator.num_processes != (launched := int(os.environ.get("WORLD_SIZE", 1))):
+        raise UserError(
+            f"WORLD_SIZE is {launched}, but Accelerate has {accelerator.num_processes} process(es): each would train "
+            "alone; start with `accelerate launch --config_file accelerate_configs/…` or torchrun"
+        )
     return accelerator
-
-
-def refuse_lost_processes(config: options.Options, processes: int) -> None:
-    """Refuse a launch in which Accelerate has another number of processes than was started, or than was asked for.
-
-    Raises:
-        UserError: names both numbers.
-    """
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    if processes != launched:
-        raise UserError(
-            f"WORLD_SIZE is {launched}, but Accelerate has {processes} process(es): each would train alone; start with "
-            "`accelerate launch --config_file accelerate_configs/…` or torchrun"
-        )
-    if config.expect_processes not in (None, processes):
-        raise UserError(
-            f"--expect_processes {config.expect_processes}, but {processes} started: some launchers silently start "
-            "only one; use accelerate_configs/multi_cpu.yaml or torchrun --nproc-per-node"
-        )
-
-
-def processes_of_machine() -> int:
-    """Number of processes of this launch on this machine; a lower bound where the launcher does not tell."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", ending.local_rank() + 1))
 
 
 def has_accelerator() -> bool:
@@ -157,24 +122,6 @@ def has_accelerator() -> bool:
                     "the CPU set ACCELERATE_USE_CPU=true"
                 ) from None
     return False
-
-
-def check_environment(config: options.Options, on_cpu: bool) -> None:
-    """Check the environment variables of the launcher against the settings and this machine.
-
-    Raises:
-        UserError: a setting is not supported, would be ignored, or does not fit this machine; names it and the fix.
-    """
-    rules.refuse(rules.Launch(config, os.environ, on_cpu))
-    if on_cpu:
-        return
-    # Each process checks this: a process that continued would wait in its first collective call for those that ended.
-    processes, gpus = processes_of_machine(), torch.accelerator.device_count()
-    if processes > gpus and not rules.is_true(os.environ, SHARE_GPU):
-        raise UserError(
-            f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
-            "number of GPUs"
-        )
 
 
 def threads_per_process() -> int:

@@ -19,7 +19,7 @@ from shared.checkpoints.folders import ALGORITHM, Line
 from shared.checkpoints.saving import lower_priority
 from shared.config import options
 from shared.disk import remedy, replace_file
-from shared.errors import UserError, about, count_of
+from shared.errors import UserError, about, complain, count_of
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import read_metrics
 from shared.processes import folder_lock
@@ -89,7 +89,7 @@ class Mirror(Hook):
         """Wait for the last checkpoint of a run that a signal ends, and end the copies."""
         if self.copies:
             if problem := self.copies.wait(PATIENCE_AT_SIGNAL):
-                folders.complain(f"warning: {self.where}: {problem}; it is in {self.run.config.output_dir}")
+                complain(f"warning: {self.where}: {problem}; it is in {self.run.config.output_dir}")
             self.copies.closed.set()
 
     def _check(self) -> list[str] | None:
@@ -151,7 +151,7 @@ class Mirror(Hook):
             folders.commit(partial, final, manifest)
         except Damaged as error:
             self.complete.discard(step)  # so that it is written again
-            folders.complain(f"checkpoint {self.url}/{final.name} is skipped: {error}")
+            complain(f"checkpoint {self.url}/{final.name} is skipped: {error}")
             return None
         except OSError as error:
             raise UserError(f"{self.where}: {final} cannot be written ({error}): {remedy(error)}") from None
@@ -233,7 +233,7 @@ class Copies:
                 self._copy_missing()
             except Exception as error:  # each client library has its own; the training goes on
                 if not self.problem:
-                    folders.complain(
+                    complain(
                         f"warning: {FLAG} {self.store.url} cannot be written ({described(error)}): the training goes "
                         f"on, and the newest checkpoint is tried again every {BETWEEN_ATTEMPTS:.0f} s"
                     )
@@ -257,7 +257,7 @@ class Copies:
         self._rotate(newest, best)
         self.settled = newest
         if self.problem:
-            folders.complain(f"{FLAG} {self.store.url} has {found[newest].name}: it can be written again")
+            complain(f"{FLAG} {self.store.url} has {found[newest].name}: it can be written again")
         self.problem = ""
 
     def _copy(self, step: int, path: Path) -> None:

@@ -46,7 +46,7 @@ class Report(Hook):
             folder = Path(run.config.output_dir)
             with not_fatal(CARD):
                 replace_file(folder / CARD, run.launch_card + "\n")
-                if not run.resumed:
+                if not run.checkpoint:
                     (folder / mistakes.FILE).unlink(missing_ok=True)
 
     def ended(self, run: Any) -> None:

@@ -14,7 +14,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from shared.config import options
 from shared.disk import NO_SPACE
 from shared.errors import Preempted, UserError
-from shared.plan.loading import current_batch
+from shared.plan.loading import shape_of_current_batch
 from shared.processes import ending, signals
 from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
 from shared.processes.starting import Config
@@ -110,7 +110,7 @@ def advice(config: options.Options) -> str:
     fix = f"lower {' or '.join(limits)}" if limits else "set --per_device_train_batch_size"
     if config.SAVES_MEMORY:
         fix = f"use {config.SAVES_MEMORY}, which does not change the run, or {fix}"
-    where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
+    where = f"on a micro-batch of {shape}" if (shape := shape_of_current_batch()) else "before the first micro-batch"
     return (
         f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}; if this run has a "
         "checkpoint, also use another --output_dir, because a resumed run keeps its budget"

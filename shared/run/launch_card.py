@@ -3,20 +3,18 @@
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from shared.checkpoints.progress import Progress
-from shared.config.options import Options
 from shared.errors import aligned, count_of, listed
-from shared.optimization.optimizers import inner, peak_learning_rate, skips_on_device, warmup_steps
+from shared.optimization.optimizers import inner, skips_on_device, warmup_steps
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather
 
 
-def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -> str:
+def launch_card(run: Any, rows: Mapping[str, object]) -> str:
     """The card of a run, one aligned line per row: hardware, batch equation, steps, its own `rows`, then notes.
 
     Call it on every process.
@@ -27,16 +25,16 @@ def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -
     if multi_machine:  # `resume.open_run` has checked that the flag is right
         folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
     card = {
-        **hardware(accelerator, config, run.strategy.name),
+        **hardware(accelerator, run.strategy.name),
         **({"machines": machines(hosts)} if multi_machine else {}),
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ("
         f"{count_of(plan.total_samples / plan.num_samples, 'epoch')} of {plan.num_samples:,}), seed {plan.seed}",
-        "learning rate": f"{peak_learning_rate(config):g} at its peak, {config.lr_scheduler_type}, "
+        "learning rate": f"{config.peak_learning_rate():g} at its peak, {config.lr_scheduler_type}, "
         f"{count_of(warmup_steps(config, plan.total_steps), 'step')} of warm-up",
         "parameters": trained_by(inner(optimizer)),
         **rows,
-        "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
+        "output": f"{folder}, " + (f"resumed from {run.checkpoint.name}" if run.checkpoint else "from the start"),
     }
     card |= notes_on_processes(plan, progress)
     if not skips_on_device(optimizer):
@@ -70,14 +68,12 @@ def notes_on_processes(plan: Plan, progress: Progress) -> dict[str, str]:
     return notes
 
 
-def hardware(accelerator: Any, config: Options, strategy: str) -> dict[str, str]:
+def hardware(accelerator: Any, strategy: str) -> dict[str, str]:
     """The rows on processes, device and precision; `strategy` is how the processes hold the model, such as DDP."""
     device, processes = accelerator.device, accelerator.num_processes
     threads = count_of(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{threads} each"
     precision = "fp32" if accelerator.mixed_precision == "no" else f"{accelerator.mixed_precision}, weights fp32"
-    if config.activations:
-        precision = f"{config.activations} activations without autocast, weights fp32"
     return {
         "processes": f"{processes}, {strategy} over {torch.distributed.get_backend()}" if processes > 1 else alone(),
         "device": f"{device.type}, {name}",

@@ -1,9 +1,9 @@
 """The output folder of a run, and how a start continues the run in it. A start asks four questions, in this order:
 
 1. Which is the newest intact checkpoint? `open_run` asks `resuming.find`.
-2. Are the settings, the model and the order of the samples those of the run? `open_run`, `refuse_another_order` and
-   `refuse_end` refuse others.
-3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
+2. Are the settings and the model those of the run? `open_run` refuses others.
+3. Are the data and their order those of the run? `refuse_changed_data` asks, once the recipe has loaded them, and
+   `refuse_another_plan`, once it has planned the steps.
 4. Does the model fit? `Saver.load` reads the checkpoint into it, once it is wrapped for the processes.
 
 A run without a checkpoint answers only those that its folder can answer. `finished` recognizes a finished run.
@@ -27,7 +27,6 @@ from shared.disk import remedy, remove_unfinished
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
-from shared.optimization.optimizers import require_peak
 from shared.plan import draws
 from shared.plan.batches import Plan
 from shared.processes import folder_lock, signals
@@ -54,7 +53,9 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         hook.folder_locked()
     left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), config.model_digest()))
     found = resuming.find(accelerator, config)
-    start = None if found or left["finished"] else resuming.find_start(accelerator, config)
+    start = None
+    if not found and not left["finished"]:
+        start = next(filter(None, [hook.first_checkpoint() for hook in hooks]), None)
     checkpoint, state = found or start or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:
@@ -64,8 +65,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
     config = resolve(config, accelerator, stored)
     if stored:
         elsewhere = config.moved(state, digest)
-        other_end = fields_with(type(config), Meaning.DECAY_OR_END) if start else ()
-        refuse_another_run(stored, config, checkpoint or output_dir, {*elsewhere, *other_end})
+        refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
         if left["config"] and checkpoint and checkpoint.resolve().parent != resuming.folder(output_dir).resolve():
             refuse_another_run(left["config"], config, output_dir, elsewhere)  # an earlier start, or another run
         if elsewhere:
@@ -75,34 +75,27 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         return config, Progress(data=data, model=digest, first_processes=processes), None
     if (before := state["threads"]) != (now := torch.get_num_threads()):
         accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
-    progress = Progress.from_state(state | {"model": digest})
-    if start:
-        require_peak(config, progress.learning_rate)
-        progress = progress.branch()
-    return config, progress, checkpoint
+    return config, Progress.from_state(state | {"model": digest}), checkpoint
 
 
-def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
-    """Refuse to resume from a checkpoint of a version of this project that orders the samples in another way.
+def refuse_another_plan(config: options.Options, progress: Progress, plan: Plan, checkpoint: Path | None) -> None:
+    """Refuse to resume from a checkpoint after which the run would have other samples or evaluations.
+
+    It belongs to a version of this project that orders the samples in another way; or it is the end of a shorter run,
+    and this run is another one there.
 
     Raises:
-        UserError: names the checkpoint and both ways out.
+        UserError: names the checkpoint and the ways out.
     """
-    if checkpoint and progress.order != draws.VERSION:
+    if not checkpoint:
+        return
+    if progress.order != draws.VERSION:
         raise UserError(
             f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
             f"order; this code has version {draws.VERSION}): finish it with the version of this project that began it, "
             f"or {resuming.NEW_RUN}"
         )
-
-
-def refuse_end(config: options.Options, progress: Progress, plan: Plan, checkpoint: Path | None) -> None:
-    """Refuse to resume from the end of a shorter run if this run is another one there.
-
-    Raises:
-        UserError: names the checkpoint and the way out.
-    """
-    if not checkpoint or progress.step >= plan.total_steps:
+    if progress.step >= plan.total_steps:
         return
     problem = ""
     if progress.monitor["total_samples"] < progress.step * plan.global_batch_size:

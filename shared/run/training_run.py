@@ -26,8 +26,8 @@ from shared.plan.loading import Loader
 from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data, refuse_end
-from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
+from shared.run.resume import begin, finished, open_run, refuse_another_plan, refuse_changed_data
+from shared.run.warm_up import check_loss, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
@@ -66,6 +66,7 @@ class TrainingRun(Generic[Config]):
         accelerator: the `Accelerator`, created after all checks of the launch.
         config: the resolved settings, with precision and global batch size.
         progress: the position of the run.
+        checkpoint: the one from which this start continues; None if the run begins.
         card: further rows of the launch card.
         hooks: those of the settings, and those given to `prepare`.
         strategy: how the processes hold the model.
@@ -98,22 +99,15 @@ class TrainingRun(Generic[Config]):
             stack.enter_context(draws.seeded(self.accelerator.device, self.config.seed))
             self._tell(Hook.opened, self)
             opened = open_run(self.accelerator, self.config, self.hooks)
-            self.config, self.progress, self._checkpoint = opened
+            self.config, self.progress, self.checkpoint = opened
             self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
-            if not self.finished:
-                refuse_another_order(self.progress, self._checkpoint)
-            elif not self.config.dry_run:  # this start may be the first one with --push_to_hub
+            if self.finished and not self.config.dry_run:  # this start may be the first one with --push_to_hub
                 self._tell(Hook.exported, Path(self.config.output_dir) / "model")
             self._closing = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
-
-    @property
-    def resumed(self) -> bool:
-        """Whether this start continues from a checkpoint."""
-        return self._checkpoint is not None
 
     @property
     def results(self) -> Results:
@@ -138,8 +132,6 @@ class TrainingRun(Generic[Config]):
     ) -> tuple[Any, Any, list[nn.Parameter]]:
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
-        The parameters that the loss does not depend on are frozen first and printed.
-
         Args:
             model: on any device.
             make_optimizer: called with the model, once `strategy` has placed it, and the settings. It returns an
@@ -150,11 +142,10 @@ class TrainingRun(Generic[Config]):
             hooks: those of the recipe's task, in addition to those of the run.
 
         Raises:
-            UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
-                or see `require_all` and `refuse_end`.
+            UserError: see `refuse_another_plan`, `check_loss` and `require_all`.
         """
         self.plan, self.loader = loader.plan, loader
-        refuse_end(self.config, self.progress, self.plan, self._checkpoint)
+        refuse_another_plan(self.config, self.progress, self.plan, self.checkpoint)
         self.plan.first_processes = self.progress.first_processes
         self.plan.equal_counts |= self.strategy.equal_counts
         self.hooks += hooks
@@ -165,7 +156,7 @@ class TrainingRun(Generic[Config]):
         self.strategy.place(self.accelerator, model)
         averaged = [buffer for hook in self.hooks for buffer in hook.averaged_buffers(model)]
         check_loss(self.accelerator, model, self.plan, self.compute_loss, averaged)
-        freeze_unreached(self.accelerator, model, self.plan, self.compute_loss)
+        self._tell(Hook.placed, self, model)
         optimizer = make_optimizer(model, self.config)
         require_all(optimizer, model)
         self.model, self.optimizer = self.strategy.wrap(self.accelerator, model, optimizer)
@@ -197,12 +188,12 @@ class TrainingRun(Generic[Config]):
         self._tell(Hook.prepared, self)
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         self.saver = self.strategy.saver(accelerator, self.config, plan)
-        if self._checkpoint:
-            self.saver.load(self._checkpoint)
+        if self.checkpoint:
+            self.saver.load(self.checkpoint)
         seed = partial(draws.seed_update, accelerator.device, self.config.seed)
         inner(self.optimizer).register_step_pre_hook(lambda *_: seed(self.progress.step))
         self._tell(Hook.loaded, self)
-        self.launch_card = launch_card(self, self._checkpoint, {**card, **self.card})
+        self.launch_card = launch_card(self, {**card, **self.card})
         accelerator.print(self.launch_card)
         if self.config.dry_run:
             return
@@ -210,7 +201,7 @@ class TrainingRun(Generic[Config]):
         self._tell(Hook.begun, self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
         self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
-        self._preemption = signals.Preemption(accelerator, self.config.output_dir)
+        self._signals = signals.Exchange(accelerator)
 
     def steps(self) -> Iterator[int]:
         """The remaining steps, starting at the checkpoint's; fewer if the run stops early, none in a dry run.
@@ -271,12 +262,13 @@ class TrainingRun(Generic[Config]):
         Raises:
             Preempted: after a signal, once the checkpoint is complete.
         """
-        preempted = self._preemption.exchange_signals()
+        preempted = signals.must_end(self._signals)
         self.saver.poll()
         if preempted or self.saver.is_due(self.progress):
             self._save()
         if preempted:
-            self._preemption.end_run(self.progress.step, self.saver, self._close)
+            output_dir, step = self.config.output_dir, self.progress.step
+            signals.end_run(self.accelerator, output_dir, step, self.saver, self._close)
 
     def finish(self, model: nn.Module, processor: Any = None, note: str = "") -> Results:
         """Wait for the last checkpoint, and export the model.
@@ -295,7 +287,7 @@ class TrainingRun(Generic[Config]):
         if self.config.dry_run:
             return {}
         self.saver.finish()
-        self._preemption.all_saved()
+        signals.all_saved()
         self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
         self.saver.load_best(self.progress)
         self._tell(Hook.before_export, model)
@@ -308,10 +300,6 @@ class TrainingRun(Generic[Config]):
             self._tell(Hook.ended, self)
         self._close()
         return self.progress.results
-
-    def weights_are_read(self) -> None:
-        """Let the hooks give the model the weights and buffers that count, before something reads them."""
-        self._tell(Hook.weights_are_read)
 
     def _tell(self, moment: Callable[..., None], *values: object) -> None:
         """Call a method of `Hook` on each hook."""
@@ -328,12 +316,12 @@ class TrainingRun(Generic[Config]):
 
     def _save(self) -> None:
         with self.monitor.timed("checkpoint"):
-            self.weights_are_read()
+            self._tell(Hook.weights_are_read)
             self.saver.save(self.progress, self.monitor.state())
 
     def _record_evaluation(self) -> None:
         with self.monitor.timed("evaluation"):
-            self.weights_are_read()
+            self._tell(Hook.weights_are_read)
             scores = {name: float(value) for name, value in self.evaluate().items()}
             results, *others = collectives.gather(self.accelerator, scores)
         if problem := self._best_by.missing(results) or differing_scores(results, others):

@@ -1,7 +1,6 @@
-"""Discarded passes before the first step: checks of the loss, a search for unused parameters, and a warm-up."""
+"""Discarded passes before the first step: checks of the loss and of its gradients, and a warm-up."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +14,7 @@ from shared.errors import UserError, listed
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 
-PASSES, ROWS = 4, 2  # of that search; batch norm needs two samples
+ROWS = 2  # samples of a pass; batch norm needs two
 TOLERANCE = 1e-3  # relative, of a loss; a GPU may sum in another order in each pass
 
 
@@ -28,9 +27,9 @@ def check_loss(
 ) -> None:
     """Refuse a loss that is not a sum divided by the normalizer, and buffers that depend on the number of processes.
 
-    Call it on every process before `freeze_unreached`, whose backward pass FSDP needs afterwards. At most five forward
-    passes over two samples of a micro-batch, the same on each process, show what the loss depends on. A mean that is
-    divided by the normalizer as well is recognized only in a micro-batch of four or more samples.
+    Call it on every process. At most five forward passes over two samples of a micro-batch, the same on each process,
+    show what the loss depends on. A mean that is divided by the normalizer as well is recognized only in a micro-batch
+    of four or more samples.
 
     Raises:
         UserError: the loss does not fall as its normalizer grows, or not rise with the number of samples; the model has
@@ -101,50 +100,6 @@ def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
         )
 
 
-def freeze_unreached(
-    accelerator: Accelerator, model: nn.Module, plan: Plan, compute_loss: Callable[[MicroBatch], Tensor]
-) -> list[str]:
-    """Freeze the trainable parameters that the loss does not depend on; print and return their names.
-
-    Call it on every process, before the optimizer is made (which must not hold them) and before `prepare` (DDP waits
-    for the gradient of each parameter that is not frozen), with the model on the device and, under FSDP, sharded. Each
-    process computes the same samples, so all freeze the same; so does a resumed run.
-
-    A parameter that only some batches use (an expert of a mixture) must not be frozen. It is recognized in two ways:
-    other samples use it, or the loss depends on the same parameter of another item in its list of modules.
-
-    Raises:
-        UserError: the loss depends on some parameters only for some batches.
-    """
-    samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
-
-    def unreached(batch: np.ndarray) -> list[str]:
-        micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch), step_samples=len(batch))
-        with discarded(accelerator, model):
-            compute_loss(micro_batch).backward()
-            return without_gradient(model)
-
-    first, *others = (samples[i : i + ROWS] for i in range(0, len(samples), ROWS))
-    if not (names := unreached(first)):
-        return []
-    varying = {name for batch in others for name in {*names} ^ {*unreached(batch)}}
-    reached = [name for name, p in model.named_parameters() if p.requires_grad and name not in names]
-    twins = {_kind(name) for name in reached}
-    if routed := [name for name in (*reached, *names) if name in varying or (name in names and _kind(name) in twins)]:
-        raise UserError(
-            f"the loss depends on some parameters only for some batches ({listed(routed)}), as in a mixture of "
-            "experts: such a model cannot be trained exactly on several processes; if the parameters are never used, "
-            "freeze them in build_model (requires_grad_(False))"
-        )
-    parameters = dict(model.named_parameters())
-    for name in names:
-        parameters[name].requires_grad_(False)
-    accelerator.print(
-        f"frozen, because the loss does not depend on them: {listed(list(dict.fromkeys(map(_kind, names))))}"
-    )
-    return names
-
-
 @contextmanager
 def discarded(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """The context of a pass over a few samples with effects that are undone; each pass draws the same numbers."""
@@ -170,7 +125,8 @@ def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: C
     if unused:
         raise UserError(
             f"the loss does not depend on these parameters, so they would never be trained: {listed(unused)}; "
-            "freeze them (requires_grad_(False)) or use them in the forward pass"
+            "freeze them (requires_grad_(False), or the hook FreezeUnreached() of shared/models), or use them in each "
+            "forward pass: a mixture of experts cannot be trained exactly on several processes"
         )
 
 
@@ -189,8 +145,3 @@ def restored_afterwards(accelerator: Accelerator, model: nn.Module) -> Iterator[
 def without_gradient(model: nn.Module) -> list[str]:
     """The names of the trainable parameters that have no gradient."""
     return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-
-
-def _kind(name: str) -> str:
-    """A parameter's name without the index of its module in a list, so that all items of the list have the same."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "#", name)

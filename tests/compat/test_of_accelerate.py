@@ -45,29 +45,6 @@ def test_a_prepared_scheduler_or_loader_is_noticed(accelerator):
     assert of_accelerate.prepared(accelerator)[0] is model, f"{ACCELERATE}: free_memory keeps something"
 
 
-def test_prepare_passes_the_settings_and_the_hook_of_the_handler_to_ddp(accelerator, monkeypatch):
-    class Handler:
-        def to_kwargs(self):
-            return {"broadcast_buffers": False}
-
-        def register_comm_hook(self, model):
-            given.append(model)
-
-    given = []
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    of_accelerate.reset_state(processes=True)
-    try:
-        one_of_several = Accelerator(cpu=True)
-        one_of_several.state.distributed_type = one_of_several.state._shared_state["distributed_type"] = "MULTI_CPU"
-        of_accelerate.set_ddp_handler(one_of_several, Handler())
-        model = one_of_several.prepare(nn.Linear(2, 2))
-    finally:
-        torch.distributed.destroy_process_group()
-    assert given == [model], f"{ACCELERATE}: prepare does not read Accelerator.ddp_handler; used for the DDP hook"
-    assert not model.broadcast_buffers
-
-
 def test_the_state_of_the_process_can_be_reset(accelerator):
     of_accelerate.reset_state(processes=False)
     assert not AcceleratorState._shared_state, f"{ACCELERATE}: AcceleratorState._reset_state leaves something"

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from shared.config.fields import Meaning, Share
-from shared.options.data_options import DataOptions
+from shared.options.data_options import DataOptions, MetricOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DataOptions):
+class Config(MetricOptions):
     """A recipe's Config: fields of its own, another default, and a ratio as its default warm-up."""
 
     output_dir: str = "out/nlp"

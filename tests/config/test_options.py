@@ -48,7 +48,7 @@ def test_a_recipe_inherits_what_the_fields_mean_and_adds_its_own() -> None:
     added = {name for each in RECIPES for name in fields_with(each, Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA)}
     added -= fields_with(DataOptions, Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA)
     images = {"train_dir", "validation_dir", "cache", "channels_last"}
-    assert added == images | {"kept_micro_batches", "prepared_data", "cache_gb", "corpus_file"}
+    assert added == images | {"kept_micro_batches", "prepared_data", "cache_gb", "corpus_file", "trust_remote_code"}
 
 
 # The command line

@@ -1,6 +1,7 @@
 """Compressed gradients have half the bytes and are synchronized once per step, as a profile of the recipe shows."""
 
 import json
+import os
 import re
 from collections import Counter
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ import torch
 from shared.errors import UserError
 from shared.extras import costs, gradient_compression
 from shared.options.data_options import ExtraOptions
-from shared.processes.starting import check_environment
+from shared.processes import rules
 
 STEPS = 3
 
@@ -82,7 +83,9 @@ def test_compression_is_refused_under_fsdp(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
     with pytest.raises(UserError, match="--gradient_compression bf16 does not work under FSDP"):
-        check_environment(ExtraOptions(gradient_compression="bf16", mixed_precision="no"), on_cpu=False)
+        rules.refuse(
+            rules.Launch(ExtraOptions(gradient_compression="bf16", mixed_precision="no"), os.environ, on_cpu=False)
+        )
 
 
 def test_a_run_that_is_shorter_than_its_profile_writes_a_shorter_profile_and_a_message(tmp_path, capsys):

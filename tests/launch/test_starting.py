@@ -14,7 +14,7 @@ import torch
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.options.data_options import ModelOptions
-from shared.processes import agreement, ending, starting
+from shared.processes import agreement, ending, rules, starting
 from shared.run import command
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
@@ -114,7 +114,7 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
 def test_a_launch_that_this_machine_can_run_is_accepted(monkeypatch, available, environment, flags):
     gpus(monkeypatch, available)
     set_all(monkeypatch, environment)
-    starting.check_environment(ModelOptions(**flags), on_cpu=available == 0)
+    rules.refuse(rules.Launch(ModelOptions(**flags), os.environ, on_cpu=available == 0))
 
 
 def test_fsdp_is_refused_if_the_settings_do_not_allow_it(monkeypatch):

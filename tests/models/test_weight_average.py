@@ -25,11 +25,12 @@ def new_model():
 def begin(model):
     """The hook of a run that is prepared, and that run."""
     registered, hooks = [], [BatchNorm(), WeightAverage(0.9)]
-    run = SimpleNamespace(model=model, registered=registered, hooks=hooks, weights_are_read=lambda: None)
+    run = SimpleNamespace(model=model, registered=registered, hooks=hooks)
     run.accelerator = SimpleNamespace(unwrap_model=lambda model: model, register_for_checkpointing=registered.append)
     run.progress, run.evaluate = SimpleNamespace(step=0), lambda: {"weight": model[0].weight[0, 0].item()}
-    run.hooks[1].prepared(run)
-    return run.hooks[1], run
+    hooks[1].prepared(run)
+    run.hooks = []  # the statistics of a step stay as they are
+    return hooks[1], run
 
 
 def step(model, average, run):
@@ -62,7 +63,7 @@ def test_the_average_equals_torchs_bit_for_bit_and_is_what_an_evaluation_and_the
 
 
 def test_under_fsdp_an_average_and_compiled_layers_are_refused():
-    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", rules.SHARE_GPU: "1"}
     for flag, value, use in (("ema_decay", 0.9, None), ("torch_compile", True, False)):
         launches = [rules.Launch(ModelOptions(**{flag: each}), environment, on_cpu=False) for each in (value, use)]
         refusal = f"--{flag} {value} does not work under FSDP: use --{flag} {use}, or DDP"

@@ -14,7 +14,7 @@ from shared.checkpoints.saving import Saver
 from shared.errors import Preempted
 from shared.optimization import gradients
 from shared.processes import signals
-from shared.processes.signals import Preemption, heard
+from shared.processes.signals import Exchange, all_saved, end_run, heard, must_end
 from shared.run import export
 
 STEPS = 16
@@ -42,11 +42,10 @@ def together(accelerator, folder):
     endless = (time.sleep(0.002) or n for n in range(10_000))
     found["all batches"] = [*signals.watch(accelerator, range(3 + rank)), signals.cut_short(accelerator)]
 
-    loop = Preemption(accelerator, str(folder))
-    answers = []
+    exchange, answers = Exchange(accelerator), []
     for step in range(6):
         heard.signal = signal.SIGUSR1 if rank == 1 and step >= 2 else 0
-        answers.append(loop.exchange_signals())
+        answers.append(must_end(exchange))
     found["answers"] = answers
 
     few = range(3)  # rank 1 has fewer batches, and gets the signal in the last of them
@@ -54,7 +53,7 @@ def together(accelerator, folder):
     for n in signals.watch(accelerator, few if rank == 1 else endless):
         heard.signal = signal.SIGTERM if rank == 1 and n == 1 else 0
     found["left an endless evaluation"] = signals.cut_short(accelerator)
-    found["saves after it"] = Preemption(accelerator, str(folder)).exchange_signals()
+    found["saves after it"] = must_end(Exchange(accelerator))
 
     heard.signal, seen = 0, 0
     world = accelerator.num_processes  # it has no `reduce`, for which a batch would wait for the GPU
@@ -67,7 +66,7 @@ def together(accelerator, folder):
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:
-        loop.end_run(6, NOTHING, NOTHING.finish)
+        end_run(accelerator, str(folder), 6, NOTHING, NOTHING.finish)
     except Preempted:
         found["left"] = True
     return found
@@ -100,26 +99,25 @@ ALONE = SimpleNamespace(num_processes=1, is_main_process=True, is_fsdp2=False)
 def test_a_single_process_notices_a_signal_in_the_same_step_and_writes_the_marker_after_the_checkpoint(
     tmp_path, capsys
 ):
-    loop, there = Preemption(ALONE, str(tmp_path)), []
-    assert not loop.exchange_signals()
+    exchange, there = Exchange(ALONE), []
+    assert not must_end(exchange)
     assert heard.something_to_save
     heard.signal = signal.SIGINT
-    assert loop.exchange_signals()
+    assert must_end(exchange)
     saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     with pytest.raises(Preempted):
-        loop.end_run(3, saver, saver.finish)  # to save, and to close the hooks
+        end_run(ALONE, str(tmp_path), 3, saver, saver.finish)  # to save, and to close the hooks
     assert there == [False, True]
     assert "interrupted at step 3: checkpoint saved" in capsys.readouterr().out
 
 
 def test_a_signal_ends_the_run_immediately_if_everything_is_saved(tmp_path):
-    loop = Preemption(ALONE, str(tmp_path))
-    loop.exchange_signals()
-    loop.all_saved()
+    must_end(Exchange(ALONE))
+    all_saved()
     assert not heard.something_to_save
     heard.signal, heard.output_dir = signal.SIGTERM, tmp_path
     with pytest.raises(Preempted):
-        loop.all_saved()
+        all_saved()
     assert json.loads((tmp_path / "PREEMPTED").read_text())["step"] is None
 
 

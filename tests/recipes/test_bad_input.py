@@ -26,7 +26,7 @@ REFUSED = {
         (["--model_type", "bert", "--pooling", "mean"], "--pooling mean: --model_type bert has a classifier without"),
     ],
     "mlm": [
-        (["--metric_name", "accuracy"], "--metric_name accuracy: this recipe always computes"),
+        (["--metric_name", "accuracy"], "unknown flag --metric_name"),
         (["--mask_replace_prob", 0.95], "--mask_replace_prob 0.95 and --random_replace_prob 0.1"),
         (["--max_length", 2], "--max_length 2 leaves no room"),
         (["--text_column_name", "words"], "--text_column_name words: "),

@@ -11,7 +11,7 @@ import torch
 from runs import losses
 
 from benchmarks.harness.launching import python_path
-from shared.processes import starting
+from shared.processes import rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ENVIRONMENT = {"PYTHONPATH": python_path()}  # of a launcher: the repository may not be installed on a GPU machine
@@ -74,12 +74,12 @@ def shared_gpu(request, texts, tmp_path_factory):
     jobs = {"plain": plain, "in bf16": [*plain, *other]}
     file = f"recipes/{recipe}.py"
     found = {"alone": runs.run_many(1, jobs, folder, file)}
-    found["together"] = runs.run_many(2, jobs, folder, file, **{starting.SHARE_GPU: "1"})
+    found["together"] = runs.run_many(2, jobs, folder, file, **{rules.SHARE_GPU: "1"})
     printed = (folder / "output-2.txt").read_text()
     shutil.copytree(found["together"]["plain"], folder / "resumed-2")
     shutil.rmtree(folder / "resumed-2/checkpoints/step_00000008")
     shutil.rmtree(folder / "resumed-2/model")
-    runs.run_many(2, {"resumed": plain}, folder, file, **{starting.SHARE_GPU: "1"})
+    runs.run_many(2, {"resumed": plain}, folder, file, **{rules.SHARE_GPU: "1"})
     assert "resumed from step_00000004" in (folder / "output-2.txt").read_text()
     return found | {"printed": printed, "resumed": folder / "resumed-2"}
 

@@ -9,7 +9,6 @@ from PIL import Image
 
 from shared.config import options
 from shared.models.optimizers import make_optimizer
-from shared.optimization.optimizers import peak_learning_rate
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -79,7 +78,7 @@ def test_lars_scales_each_matrix_by_its_norm_over_that_of_its_gradient(recipe):
 @pytest.mark.parametrize(("rule", "expected"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
 def test_the_learning_rate_scales_with_the_batch_size_relative_to_256(recipe, rule, expected):
     config = config_of(recipe, "--scale_learning_rate", rule, "--global_batch_size", 1024, "--learning_rate", 0.1)
-    assert peak_learning_rate(config) == pytest.approx(expected)
+    assert config.peak_learning_rate() == pytest.approx(expected)
 
 
 def test_class_weights_give_torchs_loss_of_the_whole_global_batch(recipe, train, tmp_path, monkeypatch, capsys):

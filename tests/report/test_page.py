@@ -152,7 +152,7 @@ def test_only_a_run_from_the_start_forgets_the_mistakes_of_an_earlier_one(tmp_pa
     write_run(tmp_path, found={"step": 3})
     config, accelerator = SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(is_main_process=True)
     for resumed in (True, False):
-        run = SimpleNamespace(config=config, accelerator=accelerator, launch_card="  data  texts", resumed=resumed)
+        run = SimpleNamespace(config=config, accelerator=accelerator, launch_card="  data  texts", checkpoint=resumed)
         Report().begun(run)
         assert (tmp_path / "mistakes.json").exists() == resumed
     assert page.card(tmp_path / "launch_card.txt") == [("data", "texts")]

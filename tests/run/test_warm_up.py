@@ -12,9 +12,10 @@ from torch import nn
 
 from shared.errors import UserError
 from shared.models.batch_norm import BatchNorm
+from shared.models.trainable import freeze_unreached
 from shared.optimization.optimizers import parameter_groups
 from shared.plan.batches import Plan
-from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
+from shared.run.warm_up import check_loss, run_warm_up_pass
 
 
 class Output(NamedTuple):

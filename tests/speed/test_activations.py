@@ -1,6 +1,8 @@
 """--activation_dtype bf16: which tensors are bf16, which stay float32, and what the results are."""
 
 import copy
+import os
+from types import SimpleNamespace
 
 import pytest
 import runs
@@ -9,7 +11,6 @@ from families import (
     CLASSIFIER,
     MASKED_LM,
     OwnHeadForSequenceClassification,
-    accelerator,
     batch,
     config_of,
     logits_and_gradients,
@@ -19,9 +20,9 @@ from torch import nn
 
 from shared.errors import UserError
 from shared.models.trainable import repeated_layers
+from shared.models.transformers_models import Pretrained
 from shared.options.data_options import ModelOptions
-from shared.processes import starting
-from shared.run.launch_card import hardware
+from shared.processes import rules
 from shared.speed.layers import in_float32, use_activation_dtype
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
@@ -99,9 +100,10 @@ def test_autocast_beside_it_is_refused(monkeypatch, given):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     config = ModelOptions(activation_dtype="bf16", mixed_precision=given)
     with pytest.raises(UserError, match=r"--activation_dtype bf16 computes without autocast, .*--mixed_precision no"):
-        starting.check_environment(config, on_cpu=False)
+        rules.refuse(rules.Launch(config, os.environ, on_cpu=False))
 
 
 def test_the_launch_card_names_it():
-    for dtype, shown in (("bf16", "bf16 activations without autocast, weights fp32"), (None, "fp32")):
-        assert hardware(accelerator(), ModelOptions(activation_dtype=dtype), "DDP")["precision"] == shown
+    for dtype, shown in (("bf16", {"precision": "bf16 activations without autocast, weights fp32"}), (None, {})):
+        Pretrained().loaded(run := SimpleNamespace(config=ModelOptions(activation_dtype=dtype), card={}))
+        assert run.card == shown

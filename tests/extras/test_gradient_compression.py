@@ -1,7 +1,6 @@
 """Compressed gradients have half the bytes and are synchronized once per step, as a profile of the recipe shows."""
 
 import json
-import os
 import re
 from collections import Counter
 from contextlib import nullcontext
@@ -11,10 +10,8 @@ import pytest
 import runs
 import torch
 
-from shared.errors import UserError
 from shared.extras import costs, gradient_compression
 from shared.options.data_options import ExtraOptions
-from shared.processes import rules
 
 STEPS = 3
 
@@ -77,15 +74,6 @@ def test_the_hook_sends_half_the_bytes_and_returns_the_mean_of_a_sum_that_would_
     assert sent[0].element_size() == 2
     assert result is gradient
     torch.testing.assert_close(result, expected, rtol=1e-3, atol=0)
-
-
-def test_compression_is_refused_under_fsdp(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    with pytest.raises(UserError, match="--gradient_compression bf16 does not work under FSDP"):
-        rules.refuse(
-            rules.Launch(ExtraOptions(gradient_compression="bf16", mixed_precision="no"), os.environ, on_cpu=False)
-        )
 
 
 def test_a_run_that_is_shorter_than_its_profile_writes_a_shorter_profile_and_a_message(tmp_path, capsys):

@@ -59,6 +59,9 @@ def gpus(monkeypatch, number):
 
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+COMPRESSED = {"gradient_compression": "bf16", "mixed_precision": "no"}
+BF16, BF16_ACTIVATIONS = {"ACCELERATE_MIXED_PRECISION": "bf16"}, {"activation_dtype": "bf16"}
+AUTOCAST = "--activation_dtype bf16 computes without autocast, .*--mixed_precision no"
 ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
@@ -80,6 +83,9 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
         (1, FSDP, {"optim": "sgd"}, "--optim sgd does not work under FSDP.*--optim adamw, or DDP"),
+        (1, FSDP, {"ema_decay": 0.9}, "^--ema_decay 0.9 does not work under FSDP: use --ema_decay None, or DDP"),
+        (1, FSDP, {"torch_compile": True}, "^--torch_compile True does not .*FSDP: use --torch_compile False, or DDP"),
+        (1, FSDP, COMPRESSED, "--gradient_compression bf16 does not work under FSDP"),
         (1, FSDP, {"save_on_each_node": True}, "--save_on_each_node True does not work under FSDP"),
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
@@ -88,6 +94,7 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         # Settings are also checked without a command line, as a notebook could set them.
         (0, {}, {"output_dir": ""}, "--output_dir '' would be the working directory"),
         (0, {}, {"expect_processes": 2}, "--expect_processes 2, but 1 started.*torchrun --nproc-per-node"),
+        *((1, BF16, BF16_ACTIVATIONS | {"mixed_precision": it}, AUTOCAST) for it in ("bf16", "fp16", "launcher")),
     ],
 )
 def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, available, environment, flags, message):

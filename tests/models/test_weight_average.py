@@ -2,15 +2,12 @@
 
 from types import SimpleNamespace
 
-import runs
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shared.models.batch_norm import BatchNorm
 from shared.models.trainable import WeightAverage
-from shared.options.data_options import ModelOptions
-from shared.processes import rules
 
 
 def new_model():
@@ -60,12 +57,3 @@ def test_the_average_equals_torchs_bit_for_bit_and_is_what_an_evaluation_and_the
     expected = torchs.module.state_dict() | {name: before[name] for name in ("1.num_batches_tracked", "mask")}
     for name, value in model.state_dict().items():
         assert torch.equal(value, expected[name]), name
-
-
-def test_under_fsdp_an_average_and_compiled_layers_are_refused():
-    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", rules.SHARE_GPU: "1"}
-    for flag, value, use in (("ema_decay", 0.9, None), ("torch_compile", True, False)):
-        launches = [rules.Launch(ModelOptions(**{flag: each}), environment, on_cpu=False) for each in (value, use)]
-        refusal = f"--{flag} {value} does not work under FSDP: use --{flag} {use}, or DDP"
-        assert runs.refusal(rules.refuse, launches[0]).startswith(refusal)
-        rules.refuse(launches[1])

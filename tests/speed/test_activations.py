@@ -1,7 +1,6 @@
 """--activation_dtype bf16: which tensors are bf16, which stay float32, and what the results are."""
 
 import copy
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +17,11 @@ from families import (
 )
 from torch import nn
 
-from shared.errors import UserError
 from shared.models.trainable import repeated_layers
 from shared.models.transformers_models import Pretrained
 from shared.options.data_options import ModelOptions
-from shared.processes import rules
 from shared.speed.layers import in_float32, use_activation_dtype
 
-pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 BF16, CONFIG = torch.bfloat16, ModelOptions(activation_dtype="bf16", output_dir="unused")
 TEXTS = ("bert", "roberta", "electra", "distilbert", "modernbert")
 CASES = [(kind, head) for kind in TEXTS for head in (CLASSIFIER, MASKED_LM)] + [("vit", None), ("deit", None)]
@@ -93,14 +89,6 @@ def test_other_models_are_refused():
     for model in (small("albert"), nn.Linear(2, 2), OwnHeadForSequenceClassification(config_of("bert"))):
         message = runs.refusal(use_activation_dtype, CONFIG, model)
         assert message.startswith(f"--activation_dtype bf16 does not suit a {type(model).__name__}: ")
-
-
-@pytest.mark.parametrize("given", ["bf16", "fp16", "launcher"])
-def test_autocast_beside_it_is_refused(monkeypatch, given):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    config = ModelOptions(activation_dtype="bf16", mixed_precision=given)
-    with pytest.raises(UserError, match=r"--activation_dtype bf16 computes without autocast, .*--mixed_precision no"):
-        rules.refuse(rules.Launch(config, os.environ, on_cpu=False))
 
 
 def test_the_launch_card_names_it():

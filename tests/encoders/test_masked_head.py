@@ -159,22 +159,3 @@ def test_other_models_and_runs_compute_the_whole_layer(settings):
     assert not is_short(model)
     assert not [module for module in model.base_model.modules() if "forward" in vars(module)]
     assert model.config._attn_implementation == settings.get("attn_implementation", "sdpa")
-
-
-def test_a_layer_that_changes_logits_is_undone_with_one_line(monkeypatch, capsys):
-    layers, forward = masked_head.FAMILIES["bert"]
-
-    def wrong(*args, **more):
-        masked = more["documents"].masked
-        more["documents"] = more["documents"]._replace(masked=masked._replace(places=masked.places.flip(0)))
-        return forward(*args, **more)
-
-    monkeypatch.setitem(masked_head.FAMILIES, "bert", (layers, wrong))
-    model = tiny()
-    assert not is_short(model)
-    assert model.config._attn_implementation == "sdpa"
-    output = capsys.readouterr().err
-    assert output.count("\n") == 1
-    assert "without a last layer that computes masked tokens only: it c" in output
-    use_packed_attention(model, CPU, "no")
-    assert rows_of_last_layer(model, packed(model)) == sum(LENGTHS)

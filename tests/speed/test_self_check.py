@@ -9,7 +9,7 @@ from families import MASKED_LM, batch, small
 from transformers.integrations import sdpa_attention
 
 from shared.compat import of_transformers
-from shared.encoders import attention
+from shared.encoders import attention, masked_head
 from shared.encoders.attention import ON_CPU, ON_GPU, use_attention
 from shared.encoders.masked_head import predict_only_masked
 from shared.models.trainable import is_short
@@ -61,13 +61,23 @@ def unpadded(**arguments):
     """An attention mask that masks nothing."""
 
 
-def family(kind, change):
-    layers, forward = first_token.FAMILIES[kind]
-    return (first_token.FAMILIES, kind, (layers, change(forward)))
+def family(kind, change, families=first_token.FAMILIES):
+    layers, forward = families[kind]
+    return (families, kind, (layers, change(forward)))
+
+
+def other_places(function):
+    """`function` for masked tokens in another order."""
+
+    def wrong(*args, documents, **arguments):
+        masked = documents.masked._replace(places=documents.masked.places.flip(0))
+        return function(*args, documents=documents._replace(masked=masked), **arguments)
+
+    return wrong
 
 
 DIFFERS, FAILS = "it changes the outputs or gradients by more than rounding", "it cannot be checked (AttributeError: "
-LAST = "a last layer that computes the first token only"
+LAST, MASKED = (f"a last layer that computes {tokens} only" for tokens in ("the first token", "masked tokens"))
 OF_GPU, OF_CPU = (f"the attention {name}" for name in (ON_GPU, ON_CPU))
 attend_on_gpu, attend_on_cpu = (partial(use_attention, name=name) for name in (ON_GPU, ON_CPU))
 ATTENTION = lambda _: changed(sdpa_attention.sdpa_attention_forward)  # noqa: E731
@@ -77,6 +87,7 @@ CASES = {
     "last layer, vit": ("vit", shorten_last_layer, family("vit", changed), LAST, DIFFERS),
     "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
     "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
+    "last layer, mlm": ("mlm", masked_only, family("bert", other_places, masked_head.FAMILIES), MASKED, DIFFERS),
     "masks": ("bert", attend_on_gpu, (attention, "always_masked", unpadded), OF_GPU, DIFFERS),
     "small masks": ("bert", attend_on_cpu, (attention, "small_mask", unpadded), OF_CPU, DIFFERS),
     "masks, attention": ("bert", attend_on_gpu, (of_transformers, "attention_function", ATTENTION), OF_GPU, DIFFERS),
@@ -98,6 +109,7 @@ def test_a_replacement_that_gives_different_results_is_undone_and_named(case, mo
     assert f", without {replacement}: {why}" in lines[0]
     assert torch.equal(logits(model, kind), expected)
     assert not is_short(model)
+    assert not [module for module in model.base_model.modules() if "forward" in vars(module)]
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -28,16 +28,17 @@ def test_other_settings_in_an_existing_folder_are_refused_with_the_difference_an
 
 def test_other_data_are_refused_during_a_run_and_after_its_end(train, tmp_path, capsys):
     lines = [(f"text number {i} of {'few' if i % 3 else 'some'}", "xy"[i % 2]) for i in range(40)]
-    data, run = tmp_path / "data.csv", tmp_path / "run"
-    flags = ["--train_file", data, "--validation_file", write_rows(tmp_path / "valid.csv", *lines[:9])]
-    flags += CONSTANT
+    data, valid, run = tmp_path / "data.csv", tmp_path / "valid.csv", tmp_path / "run"
+    flags = ["--train_file", data, "--validation_file", valid, *CONSTANT]
     write_rows(data, *lines)
+    write_rows(valid, *lines[:9])
     train(run, *flags, 2)
     before = files(run)
-    write_rows(data, *[(text, "x" if i == 1 else label) for i, (text, label) in enumerate(lines)])
-    assert "the data have changed since this run began" in refusal(train, run, *flags, 4)
-    assert files(run) == before
-    write_rows(data, *lines)
+    for file, rows in ((data, lines), (valid, lines[:9])):
+        write_rows(file, *[(text, "x" if i == 1 else label) for i, (text, label) in enumerate(rows)])
+        assert refusal(train, run, *flags, 4).startswith("the data have changed since this run began")
+        assert files(run) == before
+        write_rows(file, *rows)
     result = train(run, *flags, 4)
     assert runs.training_lines(run)[-1]["step"] == 4
 

@@ -22,27 +22,6 @@ from shared.run import resume
 from shared.run.resume import finished, refuse_changed_data
 
 
-class Data(list):
-    """A data set whose only sample is its digest."""
-
-    lengths = (1,)
-
-    def digest(self):
-        return self[0]
-
-
-def problem_with(progress, *data):
-    return runs.problem_of(refuse_changed_data, accelerator(), progress, *data)
-
-
-def test_the_digests_are_kept_in_the_state_and_compared():
-    progress = Progress()
-    assert problem_with(progress, Data("0"), Data("1")) is None
-    progress = Progress.from_state(progress.state())  # through a checkpoint
-    assert problem_with(progress, Data("0"), Data("1")) is None
-    assert problem_with(progress, Data("0"), Data("2")).startswith("the data have changed since this run began")
-
-
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield from ()
@@ -61,7 +40,7 @@ ROWS = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 9})
     ],
 )
 def test_data_without_an_index_or_the_required_attributes_are_refused(data, expected):
-    assert problem_with(Progress(), data).startswith(expected)
+    assert runs.refusal(refuse_changed_data, accelerator(), Progress(), data).startswith(expected)
 
 
 # The global batch and the precision

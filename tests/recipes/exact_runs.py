@@ -98,6 +98,17 @@ def vector(tensors):
     return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
 
 
+def gradient_of(model):
+    return vector({name: p.grad for name, p in model.named_parameters()})
+
+
+def assert_moved_by(outputs, before, expected):
+    """Assert that the only step of each run, by its processes, has moved the weights `before` by this gradient."""
+    for world, output in outputs.items():
+        moved = runs.weights(output) - before
+        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
+
+
 def train_images_in_one_process():
     """A second implementation of the image recipe, for one process: ({name: parameter}, {name: running statistic})."""
     recipe = runs.load_recipe("image_classification")

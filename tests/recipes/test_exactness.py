@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from exact_runs import ALONE, BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE, vector
+from exact_runs import ALONE, BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, assert_moved_by, gradient_of, vector
 from one_text_at_a_time import loss_of
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -131,17 +131,6 @@ def plan_of(nlp, flags, **processes):
     world = SimpleNamespace(**vars(ALONE) | processes)
     plan = Plan.of_run(config, world, lengths=train.lengths, packed=config.packing)
     return config, train, validation, labels, tokenizer, plan
-
-
-def assert_moved_by(outputs, before, expected):
-    """Assert that the only step of each run has moved the weights `before` by the gradient `expected`."""
-    for world, output in outputs.items():
-        moved = runs.weights(output) - before
-        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
-
-
-def gradient_of(model):
-    return vector({name: p.grad for name, p in model.named_parameters()})
 
 
 @pytest.mark.parametrize("name", [*(f"gradient-{budget}" for budget in BUDGETS), "weighted"])

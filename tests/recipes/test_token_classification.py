@@ -10,7 +10,7 @@ import pytest
 import runs
 import torch
 import toy_data
-from exact_runs import ALONE, ONE_STEP, SGD_RATE, TWENTY_STEPS, vector
+from exact_runs import ALONE, ONE_STEP, TWENTY_STEPS, assert_moved_by, gradient_of, vector
 from torch.nn import functional as F
 
 from shared.plan.batches import Plan
@@ -90,10 +90,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_all_words_of_the_glo
     assert len(losses) == train.num_words[samples].sum() > 2 * len(samples)
     assert len(plan.cut(0)) > 1
     losses.mean().backward()
-    expected = vector({name: p.grad for name, p in model.named_parameters()})
-    for world in (1, 3):
-        moved = runs.weights(outputs[world]["gradient"]) - before
-        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
+    assert_moved_by({world: outputs[world]["gradient"] for world in (1, 3)}, before, gradient_of(model))
 
 
 def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_those_of_seqeval(

@@ -10,9 +10,9 @@ import pytest
 import runs
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from hypothesis import settings
 
+from shared.compat.of_accelerate import reset_state
 from shared.report import page
 
 sys.path.insert(0, str(runs.ROOT))  # for `benchmarks`
@@ -94,8 +94,7 @@ def reset_process_state():
     names, cores, frozen = {*os.environ}, os.sched_getaffinity(0), gc.get_freeze_count()
     torch.set_num_threads(1)  # two test workers share a core; threads that wait for each other would waste it
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset_state(processes=True)
     if gc.get_freeze_count() > frozen:  # objects that a test froze would never be collected
         gc.unfreeze()
         gc.collect()

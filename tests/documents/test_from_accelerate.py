@@ -10,8 +10,9 @@ import pytest
 import runs
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import DataLoader
+
+from shared.compat.of_accelerate import reset_state
 
 PAGE = (runs.ROOT / "docs/from_accelerate.md").read_text()
 
@@ -20,11 +21,9 @@ PAGE = (runs.ROOT / "docs/from_accelerate.md").read_text()
 def fresh_accelerate_state(monkeypatch):
     """One process on a CPU. Accelerate's state is reset, because it lives in class attributes."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset_state(processes=True)
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset_state(processes=True)
 
 
 def linear(accelerator, micro_batches):
@@ -73,8 +72,7 @@ def rest_of_epoch(setup, tmp_path):
     def build():
         from accelerate.utils import DataLoaderConfiguration
 
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+        reset_state(processes=True)
         torch.manual_seed(0)
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**setup))
         return accelerator, accelerator.prepare(DataLoader(range(64), batch_size=4, shuffle=True))

@@ -4,8 +4,9 @@ import os
 
 import pytest
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState
 
+from shared.compat.of_accelerate import reset_state
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import agreement, ending, starting
@@ -13,16 +14,12 @@ from shared.processes import agreement, ending, starting
 
 @pytest.fixture(autouse=True)
 def a_new_process_without_a_gpu(monkeypatch):
-    def reset():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(starting, "_pids_with_runs", set())
-    reset()
+    reset_state(processes=True)
     yield
-    reset()
+    reset_state(processes=True)
 
 
 def main(config):

@@ -7,13 +7,13 @@ its last layer.
 """
 
 import copy
-import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import runs
 from torch import nn
 
 from shared.config import options
@@ -22,15 +22,6 @@ from shared.plan.batches import Plan
 from shared.processes import ending, starting
 from shared.run import resume
 from shared.text.tokenized import Padding
-
-
-def load(recipe):
-    """Import a recipe from its file."""
-    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[recipe.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def rows_of(batch):
@@ -105,7 +96,7 @@ def evaluate(module, config):
 
 if __name__ == "__main__":
     recipe, jobs = map(Path, sys.argv[1:])
-    module = load(recipe)
+    module = runs.load(recipe)
     modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
     modes["dropout"] = lambda c: dropout(module, c)
     for job in json.loads(jobs.read_text()):

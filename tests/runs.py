@@ -139,6 +139,15 @@ def end(process):
     process.wait()
 
 
+def wait_for_steps(process, output, steps):
+    """Wait until metrics.jsonl of the run of a process has this many lines."""
+    deadline = time.monotonic() + 200
+    while not (output / "metrics.jsonl").exists() or len(metrics(output)) < steps:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no {steps} lines in 200 s"
+        time.sleep(0.02)
+
+
 def power_off(process):
     """Kill a process and all its children at the same moment, like a power failure."""
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):

@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import call_recipe
+import runs
 import torch
 
 from shared.checkpoints.saving import Saver
@@ -29,7 +30,6 @@ from shared.plan.loading import Loader
 from shared.report import page
 from shared.run import command, training_run
 
-ROOT = Path(__file__).parent.parent.parent
 FOLDER, PAUSES = Path(os.environ["WATCH"]), os.environ.get("PAUSES", "").split(",")
 RANK, PROCESS = int(os.environ.get("RANK", 0)), os.getpid()
 step_under_way = 0  # counted from 1; 0 before the first
@@ -107,7 +107,7 @@ def noted_exit(code, exit=os._exit):
 if __name__ == "__main__":
     page.draw_curves = lambda *_: None  # curves and metrics would take longer than the run
     TaskMetrics.compute = lambda metrics, *_: dict.fromkeys(metrics.names, 0.0)
-    recipe = call_recipe.load(ROOT / f"recipes/{os.environ['RECIPE']}.py")
+    recipe = runs.load_recipe(os.environ["RECIPE"])
     recipe.load_data = before(lambda: "data", recipe.load_data)
     recipe.build_model = watched(recipe.build_model)
     training_run.run_warm_up_pass = before(lambda: "first pass", training_run.run_warm_up_pass)

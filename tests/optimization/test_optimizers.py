@@ -94,11 +94,6 @@ def test_the_settings_of_adamw_are_torchs_defaults_or_those_of_the_flags():
     assert (other["betas"], other["eps"]) == ((0.8, 0.98), 1e-6)
 
 
-@pytest.fixture
-def accelerator():
-    return Accelerator(cpu=True)
-
-
 @pytest.mark.parametrize("host", ["cpu", "nowhere"])  # as on a GPU, where the device decides
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 def test_a_skipped_update_has_no_effect_on_later_ones(accelerator, monkeypatch, optim, host):

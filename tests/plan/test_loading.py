@@ -186,8 +186,7 @@ class Elsewhere(Dataset):
 def test_the_next_samples_are_asked_for_in_the_order_of_the_plan(rows):
     data = Elsewhere()
     plan = Plan(num_samples=100, seed=1, global_batch_size=50, num_epochs=2, max_samples=rows)
-    loader = Loader(data, plan, lambda ahead: ahead, torch.device("cpu"))
-    pairs = [pair for step in range(plan.total_steps) for pair in loader.micro_batches(step)]
+    pairs = fed(plan, data, collate_fn=lambda ahead: ahead)
     planned = [m.samples for step in range(plan.total_steps) for m in plan.micro_batches(step)]
     assert data.read == data.asked == np.concatenate(planned).tolist()
     ahead = [found for _, found in pairs]

@@ -1,6 +1,5 @@
 """`python -m shared.predict` for images: folders, columns of paths and of bytes, equal to transformers' pipeline."""
 
-import io
 import os
 import shutil
 
@@ -13,6 +12,7 @@ from PIL import Image
 from predicting import predict_file, read_csv, read_jsonl, write_csv, write_resnet
 from runs import refusal
 from sklearn.datasets import load_digits
+from small_images import encoded
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -36,12 +36,6 @@ def digits(tmp_path_factory):
         image = Image.fromarray((found.images[number] * 15).astype("uint8")).convert("RGB")
         image.resize((16, 16)).save(path)
     return folder
-
-
-def encoded(image):
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, tmp_path):

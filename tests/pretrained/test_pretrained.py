@@ -11,11 +11,7 @@ import runs
 import torch
 from accelerate import Accelerator
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-)
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from shared.pretrained.from_pretrained import (
     ALIGNMENT,

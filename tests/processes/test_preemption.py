@@ -216,14 +216,6 @@ def test_a_finished_run_has_no_marker(recipe, texts, whole):
 # Launched
 
 
-def wait_for_steps(process, output, steps):
-    deadline = time.monotonic() + 200
-    while not (output / "metrics.jsonl").exists() or len(runs.metrics(output)) < steps:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 LATE = """
 import os, sys, time
 sys.path.insert(0, {tests!r})
@@ -246,7 +238,7 @@ def test_torchrun_restarts_all_processes_if_only_one_gets_the_signal(texts, tmp_
     command = runs.torchrun(2, "--max-restarts", 1, script, *flags, "--expect_processes", 2)
     launcher = runs.start(command, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     try:
-        wait_for_steps(launcher, tmp_path, 4)
+        runs.wait_for_steps(launcher, tmp_path, 4)
         (one,) = (c for c in psutil.Process(launcher.pid).children() if c.environ().get("RANK") == "1")
         one.send_signal(signal.SIGUSR1)
         out, err = launcher.communicate(timeout=200)
@@ -266,7 +258,7 @@ def test_terminating_accelerate_launch_sends_its_process_a_signal(texts, tmp_pat
     flags = [*texts, *FLAGS, "--max_train_steps", 100_000, "--output_dir", tmp_path]
     launcher = runs.start(runs.accelerate_launch("cpu", "recipes/nlp.py", *flags), OMP_NUM_THREADS="1")
     try:
-        wait_for_steps(launcher, tmp_path, 2)
+        runs.wait_for_steps(launcher, tmp_path, 2)
         (process,) = psutil.Process(launcher.pid).children()
         launcher.terminate()
         launcher.wait(60)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import call_recipe
+import runs
 
 from shared.remote import mirror
 from shared.run import command
 
 if __name__ == "__main__":
     mirror.POLL, mirror.BETWEEN_ATTEMPTS = 0.01, 0.1
-    recipe = call_recipe.load(Path(__file__).parent.parent.parent / "recipes/nlp.py")
+    recipe = runs.load_recipe("nlp")
     command.run(recipe.main, recipe.Config)

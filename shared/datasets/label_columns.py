@@ -55,6 +55,12 @@ def _numbers_of(table: pa.Table, column: str) -> np.ndarray:
     return numbers
 
 
+def refuse_equal(table: pa.Table, column: str, numbers: np.ndarray) -> None:
+    """Raise UserError if there are several numbers [N], and all are the same."""
+    if len(numbers) > 1 and numbers.min() == numbers.max():
+        raise UserError(f"{FLAG} {column}: every row of {source_of(table)} has {numbers[0]}: add other rows")
+
+
 def refuse_outliers(table: pa.Table, column: str, numbers: np.ndarray) -> None:
     """Refuse a number beside which float32 cannot distinguish the others, except up to 1 % at each end.
 

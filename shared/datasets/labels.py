@@ -19,6 +19,7 @@ from shared.datasets.label_columns import (
     is_number,
     names_of_ids,
     numbers_in,
+    refuse_equal,
     refuse_outliers,
 )
 from shared.datasets.readers import is_list
@@ -96,11 +97,7 @@ class Labels:
         table, kind = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
         if kind == "regression":
             labels = cls(kind, columns)
-            numbers = labels.encode(table)  # finds all errors
-            if len(numbers) > 1 and numbers.min() == numbers.max():
-                raise UserError(
-                    f"{FLAG} {columns[0]}: every row of {source_of(table)} has {numbers[0]}: add other rows"
-                )
+            refuse_equal(table, columns[0], labels.encode(table))  # which finds all errors
         elif len(columns) > 1:
             labels = cls(kind, columns, columns, columns)
         else:
@@ -293,7 +290,8 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     Without validation data, --validation_split_percentage of each label's rows are held out, chosen by --seed.
 
     Raises:
-        UserError: the data cannot be read, or the labels cannot be learned; or see `refuse_outliers`.
+        UserError: the data cannot be read, or the labels cannot be learned; or see `refuse_equal` and
+            `refuse_outliers`.
     """
     texts, columns, kind = config.text_column_names, config.label_column_name, config.problem_type
     tables = read_parts(config, texts, columns, kind, embedded=("the embedded docstrings", demo_texts.load))
@@ -302,5 +300,7 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
     if labels.kind == "regression":
-        refuse_outliers(train, labels.columns[0], labels.encode(train))
+        numbers = labels.encode(train)
+        refuse_equal(train, labels.columns[0], numbers)  # the only other number may be held out
+        refuse_outliers(train, labels.columns[0], numbers)
     return train, validation, labels

@@ -3,14 +3,14 @@
 A tracker that fails is named once and never ends a run.
 """
 
+import importlib.util
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from shared.config.options import plain, shown
-from shared.errors import about, complain
+from shared.errors import UserError, complain
 from shared.extras.hub import unreachable
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import described
@@ -84,8 +84,9 @@ def require_trackers(report_to: Sequence[str]) -> None:
         UserError: names --report_to and the command that installs the package.
     """
     for name in (name for name in report_to if name != "none"):
-        with about(f"--report_to {name}: run `pip install {name}`"):
-            version(name)
+        spec = importlib.util.find_spec(name)  # not its metadata: tb-nightly has the module tensorboard, too
+        if spec is None or spec.origin is None:  # without origin: only a folder of that name, such as wandb/
+            raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")
 
 
 def start_wandb(config: Any, run_id: str, step: int) -> tuple[Any, str]:

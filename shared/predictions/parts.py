@@ -79,7 +79,7 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
 def parts_of(batches: Sequence[MicroBatch], folder: Path, digest_of_task: str) -> Parts:
     """The cut of all micro-batches into parts."""
     cut = division.parts_of(len(batches), 1 + len(batches) // MOST_PARTS)
-    return {folder / f"part_{i.start:04}_{digest_of_task}.npy": batches[i.start : i.stop] for i in cut}
+    return {folder / f"part_{i.start:04}-{i.stop:04}_{digest_of_task}.npy": batches[i.start : i.stop] for i in cut}
 
 
 def read(file: Path) -> Outputs | None:

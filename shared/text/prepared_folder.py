@@ -16,6 +16,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.folders import digest
-from shared.disk import replace_file, sync
+from shared.disk import remedy, replace_file, sync
 from shared.errors import UserError, about
 from shared.processes import folder_lock
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder, is_url
@@ -53,6 +54,19 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 # Writing
 
 
+@contextmanager
+def _sole_writer(folder: Path) -> Iterator[None]:
+    """Make a folder, and write to it as the only process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(folder, "--to")
+        yield
+    except OSError as error:
+        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
+    finally:
+        folder_lock.release_all()
+
+
 def write_prepared(
     folder: Path,
     corpora: Mapping[str, Corpus],
@@ -66,41 +80,38 @@ def write_prepared(
     Raises:
         UserError: the folder holds other data, another process writes it, or it cannot be written.
     """
-    with about(f"--to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder_lock.acquire(folder, "--to")
-    vocabulary = vocabulary_digest(tokenizer)
-    if (folder / INDEX).exists():
-        before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
-        known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
-        if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
-            raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
-        (folder / INDEX).unlink()
-    tokenizer.save_pretrained(folder / TOKENIZER)
-    listed, digests = {}, []
-    for name, corpus in corpora.items():
-        (folder / name).mkdir(exist_ok=True)
-        for file in (OFFSETS, TOKENS):
-            _copy(corpus.folder / file, folder / name / file)
-        digests.append(_block_digests(folder / name / TOKENS))
-        tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
-        counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
-        listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
-    np.save(folder / BLOCKS, np.concatenate(digests))
-    small = [folder / BLOCKS, *(folder / name / OFFSETS for name in corpora), *(folder / TOKENIZER).iterdir()]
-    index = {
-        "format": FORMAT,
-        "vocabulary": vocabulary,
-        "trained": trained,  # type and size of the vocabulary, if the tokenizer was trained for a new model
-        "block_bytes": BLOCK_BYTES,
-        "corpora": listed,
-        "files": {str(path.relative_to(folder)): [path.stat().st_size, digest(path)] for path in sorted(small)},
-    }
-    for path in small:
-        sync(path)
-    replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
-    sync(folder)
-    folder_lock.release_all()
+    with _sole_writer(folder):
+        vocabulary = vocabulary_digest(tokenizer)
+        if (folder / INDEX).exists():
+            before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
+            known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
+            if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
+                raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
+            (folder / INDEX).unlink()
+        tokenizer.save_pretrained(folder / TOKENIZER)
+        listed, digests = {}, []
+        for name, corpus in corpora.items():
+            (folder / name).mkdir(exist_ok=True)
+            for file in (OFFSETS, TOKENS):
+                _copy(corpus.folder / file, folder / name / file)
+            digests.append(_block_digests(folder / name / TOKENS))
+            tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
+            counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
+            listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
+        np.save(folder / BLOCKS, np.concatenate(digests))
+        small = [folder / BLOCKS, *(folder / name / OFFSETS for name in corpora), *(folder / TOKENIZER).iterdir()]
+        index = {
+            "format": FORMAT,
+            "vocabulary": vocabulary,
+            "trained": trained,  # type and size of the vocabulary, if the tokenizer was trained for a new model
+            "block_bytes": BLOCK_BYTES,
+            "corpora": listed,
+            "files": {str(path.relative_to(folder)): [path.stat().st_size, digest(path)] for path in sorted(small)},
+        }
+        for path in small:
+            sync(path)
+        replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
+        sync(folder)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -178,13 +189,14 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
     Raises:
         UserError: it is damaged or of another format.
     """
-    with about(f"{source}/{INDEX} is damaged"):
+    damaged = f"{source}/{INDEX} is damaged: copy the prepared folder again"
+    with about(damaged):
         index: dict[str, Any] = json.loads(content)
         number, expected = index["format"], index.pop("digest")
     if number != FORMAT:
         raise UserError(f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare it again")
     if _digest_of_index(index) != expected:
-        raise UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again")
+        raise UserError(damaged)
     return index | {"digest": expected}
 
 

@@ -193,14 +193,14 @@ def test_an_interrupted_copy_resumes_and_other_data_are_refused(file, folder, tm
     for corpora, tokenizer in (([file], None), ([file, file], word_tokenizer(("other",)))):
         with pytest.raises(UserError, match="data holds other prepared data: give another folder"):
             write(folder, *corpora, tokenizer=tokenizer)
-        folder_lock.release_all()  # as the end of the process does
 
 
-def test_a_second_writer_is_refused(file, tmp_path, monkeypatch):
+def test_a_second_writer_and_a_full_disk_are_one_line(file, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.1)
-    (tmp_path / "used").mkdir()
-    with FileLock(tmp_path / "used/.lock"), pytest.raises(UserError, match=r"--to .*used is in use by another run"):
-        write(tmp_path / "used", file)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    assert "cannot be written (No space left on device): free space" in runs.refusal(write, tmp_path, file)
+    with FileLock(tmp_path / ".lock"), pytest.raises(UserError, match=r"--to .* is in use by another run"):
+        write(tmp_path, file)
 
 
 # Damage

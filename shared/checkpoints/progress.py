@@ -16,12 +16,17 @@ class BestBy:
     greater_is_better: bool
     promised: tuple[str, ...] = ()  # all names that an evaluation returns at least
 
+    @property
+    def names(self) -> list[str]:
+        """All names that an evaluation returns at least, the one that selects the best model first."""
+        return [*dict.fromkeys((self.name, *self.promised))]
+
     def missing(self, results: dict[str, float]) -> str:
         """Which of the promised scores an evaluation lacks, as a sentence; "" if none, or if it was interrupted."""
-        absent = [name for name in (self.name, *self.promised) if name not in results]
+        absent = [name for name in self.names if name not in results]
         if not results or not absent:
             return ""
-        return f"evaluate returned {', '.join(results)}, but not {', '.join(dict.fromkeys(absent))}"
+        return f"evaluate returned {', '.join(results)}, but not {', '.join(absent)}"
 
     def improves(self, new: dict[str, float], best: dict[str, float]) -> bool:
         """Whether `new` is better than `best`. NaN is only better than no score.

@@ -116,11 +116,14 @@ def gather_into(
             table[start : start + count] = part.cpu().numpy()
 
 
-def differing_scores(results: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str:
-    """How scores of other processes differ from those of the main process, as a sentence; "" if they are equal."""
-    for rank, scores in enumerate(others, start=1):
-        equal = scores.keys() == results.keys()
-        if not equal or not np.allclose([*scores.values()], [results[n] for n in scores], rtol=SAME, equal_nan=True):
+def differing_scores(best_by: BestBy, results: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str:
+    """How scores of other processes differ from those of the main process, as a sentence; "" if they are equal.
+
+    Only the scores that `best_by` names are compared: others, such as times, may differ.
+    """
+    mine, *theirs = ([each.get(name, math.nan) for name in best_by.names] for each in (results, *others))
+    for rank, (scores, values) in enumerate(zip(others, theirs, strict=True), start=1):
+        if not np.allclose(values, mine, rtol=SAME, equal_nan=True):
             return (
                 f"evaluate returned {dict(results)} on rank 0 and {dict(scores)} on rank {rank}: each process has only "
                 "a share of the validation data, and evaluation.collect gives it all (docs/your_own_recipe.md)"

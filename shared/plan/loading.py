@@ -139,8 +139,7 @@ def feed(
     try:
         for micro_batch, batch in batches:
             _current[0] = batch
-            if num_workers:  # they have seeded their own generators
-                seed_micro_batch(seed, micro_batch.step, micro_batch.index)
+            seed_micro_batch(seed, micro_batch.step, micro_batch.index)  # workers have collated it elsewhere
             if device.type == "cpu":
                 yield micro_batch, batch
             else:  # the copy from pinned memory is asynchronous
@@ -206,10 +205,11 @@ def _kill(workers: set[BaseProcess]) -> None:
 class InMemory(TensorDataset):
     """Tensors [N, ...]; item i of each tensor belongs to sample i."""
 
-    @property
-    def draws_random(self) -> bool:
-        """Whether a subclass reads its samples itself, by code that may draw random numbers."""
-        return type(self).__getitem__ is not TensorDataset.__getitem__
+    draws_random = False
+
+    def __init_subclass__(cls) -> None:
+        """A subclass that reads its samples itself may draw random numbers, unless it says otherwise."""
+        cls.draws_random = cls.__dict__.get("draws_random", cls.draws_random or "__getitem__" in cls.__dict__)
 
     @property
     def lengths(self) -> np.ndarray:

@@ -324,7 +324,7 @@ class TrainingRun(Generic[Config]):
             self._tell(Hook.weights_are_read)
             scores = {name: float(value) for name, value in self.evaluate().items()}
             results, *others = collectives.gather(self.accelerator, scores)
-        if problem := self._best_by.missing(results) or differing_scores(results, others):
+        if problem := self._best_by.missing(results) or differing_scores(self._best_by, results, others):
             if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists
                 self.progress.evaluation_owed = True
                 self._save()

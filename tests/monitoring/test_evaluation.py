@@ -146,9 +146,10 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
 
 def test_scores_that_differ_between_processes_are_named_and_rounding_is_not():
     results = {"eval_loss": 0.5, "eval_f1": np.nan}
-    assert not evaluation.differing_scores(results, [results, results | {"eval_loss": 0.5 + 1e-6}])
+    best_by, close = evaluation.BestBy("eval_loss", False, ("eval_f1",)), {"eval_loss": 0.500001, "eval_runtime": 2.0}
+    assert not evaluation.differing_scores(best_by, results, [results, results | close])
     for other in ({}, results | {"eval_loss": 0.6}):
-        assert f"on rank 0 and {other} on rank 2: " in evaluation.differing_scores(results, [results, other])
+        assert f"on rank 0 and {other} on rank 2: " in evaluation.differing_scores(best_by, results, [results, other])
 
 
 def test_losses_and_errors_are_better_when_lower():

@@ -72,9 +72,8 @@ def test_any_step_can_be_read_directly_and_repeatedly(num_workers):
     loader = Loader(Draws(), plan, default_collate, CPU, num_workers)
     everything = [[b.tolist() for _, b in loader.micro_batches(step)] for step in range(plan.total_steps)]
     next(loader.micro_batches(1))  # left early
-    assert [b.tolist() for _, b in loader.micro_batches(4)] == everything[4]
-    assert [b.tolist() for _, b in loader.micro_batches(1)] == everything[1]
-    assert [b.tolist() for _, b in loader.micro_batches(2)] == everything[2]
+    for step in (4, 1, 2):
+        assert [b.tolist() for _, b in loader.micro_batches(step)] == everything[step]
 
 
 def test_a_dataset_without_random_draws_is_not_seeded_and_a_subclass_that_may_draw_is(monkeypatch):
@@ -85,7 +84,10 @@ def test_a_dataset_without_random_draws_is_not_seeded_and_a_subclass_that_may_dr
         def __getitem__(self, i):
             return super().__getitem__(i)
 
-    fed(plan_of(23), InMemory(torch.zeros(23)))
+    still = Augmented(torch.zeros(23))
+    still.draws_random = False
+    for data in (InMemory(torch.zeros(23)), still):
+        fed(plan_of(23), data)
     assert not seeded
     fed(plan_of(23), Augmented(torch.zeros(23)))
     assert len(seeded) == 46

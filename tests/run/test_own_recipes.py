@@ -56,25 +56,23 @@ def train(monkeypatch, tmp_path):
 RANDOM = (  # noise in the initial weights, when samples are collated, in the loss, and in each update
     ("import torch\n", "import numpy as np\nimport torch\n"),
     (SEED, ""),
-    (
-        "train, plan, default_collate",
-        "train, plan, lambda rows: [x + 0.01 * torch.rand(1) for x in default_collate(rows)]",
-    ),
+    ("train, plan, default_collate", "train, plan, noisy"),
     (".sum() / micro_batch", ".sum() * np.random.uniform(0.9, 1.1) / micro_batch"),
     (START, f"        optimizer.optimizer.register_step_post_hook(add_noise)\n{START}"),
     (
         "def main(",
         "def add_noise(optimizer, *_):\n    for p in optimizer.param_groups[0]['params']:\n"
-        "        p.data.add_(1e-3 * torch.randn_like(p))\n\n\ndef main(",
+        "        p.data.add_(1e-3 * torch.randn_like(p))\n\n\ndef noisy(rows):\n"
+        "    return [x + 0.01 * np.random.rand() for x in default_collate(rows)]\n\n\ndef main(",
     ),
 )
 
 
 @pytest.mark.parametrize("changes", [AVERAGED, RANDOM], ids=["batch norm", "random numbers"])
 def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(changes, tmp_path):
-    flags = {"run": ["--max_train_steps", 40, "--micro_batches_per_step", 4, "--lr_scheduler_type", "constant"]}
-    recipe = write(tmp_path, *changes)
-    one, two = (runs.run_many(processes, flags, tmp_path, recipe)["run"] for processes in (1, 2))
+    flags = ["--max_train_steps", 40, "--micro_batches_per_step", 4, "--lr_scheduler_type", "constant"]
+    configs, recipe = [{"run": [*flags, "--dataloader_num_workers", n]} for n in (0, 1)], write(tmp_path, *changes)
+    one, two = (runs.run_many(n, config, tmp_path, recipe)["run"] for n, config in enumerate(configs, 1))
     assert runs.distance(runs.weights(two), runs.weights(one)) < 1e-5
     scores = [[line["eval_r2"] for line in runs.metrics(folder) if "eval_r2" in line] for folder in (one, two)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
@@ -87,10 +85,7 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
         (MEAN, r"^compute_loss .*micro_batch\.normalizer.*docs/your_own_recipe\.md"),
         (optimizer_of("[*model.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
         (optimizer_of("[{'params': [p], 'lr': p.ndim} for p in model.parameters()]"), r"groups \(2, 1\) would be lost"),
-        (
-            (START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"),
-            "a scheduler object sets",
-        ),
+        ((START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"), "a scheduler object"),
         (("            set_learning_rate(optimizer, schedule(step))\n", ""), r"has a learning rate of 0\.01, and"),
         (("num_samples=len(train)", "num_samples=len(validation)"), "the data set has 354 samples, and its plan 88"),
     ],

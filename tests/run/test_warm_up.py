@@ -112,6 +112,8 @@ def test_a_loss_that_does_not_fall_as_the_normalizer_grows_is_refused(loss_of):
 def test_a_mean_that_is_divided_by_the_normalizer_is_refused():
     with pytest.raises(UserError, match="the same if each sample is in it twice"):
         check(lambda m, losses: losses.mean() / m.normalizer)
+    model = Net()  # has no loss in evaluation mode
+    check(lambda m, losses: losses.sum() * model.training / m.normalizer, model)
 
 
 def test_buffers_that_change_in_each_forward_pass_are_refused_on_several_processes():

@@ -21,6 +21,7 @@ from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of, say
 from shared.losses.losses import Scale
 from shared.metrics.task_metrics import resolve_metrics
+from shared.options.data_options import MetricOptions
 from shared.predictions.prediction import PREDICTION, Mask, Outputs, Prediction, build_model, load_data, read_rows
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import are_placeholders, load_pretrained, stored_names
@@ -89,7 +90,8 @@ def label_outputs(
     if not scored.any():
         return fields | {"notes": notes}
     kind = "image_classification" if ranked and labels.kind == "classification" else labels.kind
-    metrics = resolve_metrics(request.config, kind, labels.names, targets[scored])
+    config = request.config if hasattr(request.config, "metric_name") else MetricOptions()  # a recipe may have none
+    metrics = resolve_metrics(config, kind, labels.names, targets[scored])
 
     def score(predictions: Outputs, losses: Outputs, logits: Outputs) -> dict[str, float]:
         shares = metrics.probabilities(torch.from_numpy(logits[scored])).numpy() if metrics.take_scores else None

@@ -70,8 +70,9 @@ def another(value: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def a_large_machine_with_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make what would start independent of the cores, open ports and environment of this machine."""
+    """Make what would start independent of the cores, GPUs, open ports and environment of this machine."""
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 16)
     monkeypatch.setattr(launch_environment, "is_port_in_use", lambda port: False)
     monkeypatch.setattr(launch_environment, "get_free_port", lambda: 12345)
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):

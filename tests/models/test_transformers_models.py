@@ -12,9 +12,9 @@ from families import MASKED_LM, small
 
 from shared.checkpoints.progress import Progress
 from shared.config import options
-from shared.config.options import Options
 from shared.errors import UserError
 from shared.models.transformers_models import TransformersExport, sizes_without_effect
+from shared.options.data_options import ModelOptions
 from shared.run.training_run import Ddp
 
 
@@ -37,7 +37,7 @@ def model():
 def test_an_export_that_would_not_load_with_all_trained_weights_is_refused_and_removed(
     tmp_path, finished_progress, model, wrong
 ):
-    config = Options(output_dir=str(tmp_path))
+    config = ModelOptions(output_dir=str(tmp_path))
     export(Accelerator(cpu=True), config, finished_progress, model)
     shutil.rmtree(tmp_path / "model")
 

@@ -138,12 +138,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    of_batch, shape = Scorer(metrics, partial(predict_batch, augmentation)), (len(data), min(5, len(data.names)))
-    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape)) is None:
+    scorer, shape = Scorer(metrics, partial(predict_batch, augmentation)), (len(data), min(5, len(data.names)))
+    if (found := evaluation.collect(accelerator, model, batches, scorer, shape)) is None:
         return {}
     ranked, losses = found
     wrong.keep(ranked, losses, data.targets)
-    values = of_batch.compute(accelerator, ranked, data.targets)
+    values = scorer.compute(accelerator, ranked, data.targets)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 

@@ -123,12 +123,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
-    of_batch, shape = Scorer(metrics, partial(predict_batch, scale)), data.targets.shape
-    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape)) is None:
+    scorer, shape = Scorer(metrics, partial(predict_batch, scale)), data.targets.shape
+    if (found := evaluation.collect(accelerator, model, batches, scorer, shape)) is None:
         return {}
     predictions, losses = found
     wrong.keep(predictions, losses, data.targets)
-    values = of_batch.compute(accelerator, predictions, data.targets)
+    values = scorer.compute(accelerator, predictions, data.targets)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 

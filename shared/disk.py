@@ -1,4 +1,4 @@
-"""Write and replace files, give the usual permissions, say what mends an error."""
+"""Tell files from URLs, write and replace files, give the usual permissions, say what mends an error."""
 
 import errno
 import os
@@ -16,6 +16,11 @@ REMEDIES = {
     errno.EACCES: "give yourself the permission to write there",
     errno.EPERM: "give yourself the permission to write there",
 }
+
+
+def is_url(name: str) -> bool:
+    """Whether a setting names a URL, such as s3://bucket/folder, and no path of this machine."""
+    return "://" in name
 
 
 def remedy(error: BaseException) -> str:

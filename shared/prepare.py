@@ -30,10 +30,10 @@ from pathlib import Path
 
 from shared.cache.prepared import Unfinished, cache_dir, only_task
 from shared.config import options
+from shared.disk import is_url
 from shared.errors import UserError, count_of, say
 from shared.images.images import Images
 from shared.processes import ending
-from shared.remote.object_store import is_url
 from shared.run.recipes import load_recipe, run_work
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from shared.config import command_line
 from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, problem_with
+from shared.disk import is_url
 from shared.errors import UserError
 
 NOT_IN_RESULT = "# do not affect the result: "
@@ -203,7 +204,7 @@ class Options:
         steps = self.checkpointing_steps
         if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
             raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
-        if "://" in self.output_dir:  # the system would make a folder "s3:" here
+        if is_url(self.output_dir):  # the system would make a folder "s3:" here
             raise UserError(f"--output_dir {self.output_dir} is a URL: give a folder (mirrors: docs/checkpoints.md)")
 
 

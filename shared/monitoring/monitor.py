@@ -57,7 +57,6 @@ class Monitor:
         self.losses: dict[str, list[Tensor]] = {}
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
         self.sums = {"loss": np.float32(0)}
-        self.grad_norm = 0.0  # of the last step before the reading, on this process
         self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates since the run began, on any process
         self.window_started = self.read_at = time.perf_counter()
         self.beside = dict.fromkeys(BESIDE, 0.0)  # seconds since the last reading
@@ -104,15 +103,13 @@ class Monitor:
         `samples_per_second`, `tokens_per_second` (real tokens, for sequences), `step_seconds`, `skipped_updates` (since
         the run began), `processes`, `grad_norm`, and the figures of the hooks.
 
-        The time of evaluation and checkpoints is only in `evaluation_seconds`
-        and `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
-        the number of these steps, `timed_steps`.
+        The time of evaluation and checkpoints is only in `evaluation_seconds` and `checkpoint_seconds`. Times cover
+        only the steps since this start; the first reading of a resumed run has their number, `timed_steps`.
 
         Raises:
             UserError: the processes have different gradients.
         """
-        self.grad_norm = grad_norm
-        rows = self._gather()
+        rows = self._gather(grad_norm)
         norms = rows["grad_norm"]
         if not np.allclose(norms, norms[0], rtol=SAME_NORM, equal_nan=True):
             raise UserError(
@@ -214,7 +211,7 @@ class Monitor:
             self.digest = int(state["digest"], 16)
             self.sums = {name: np.float32(state[name]) for name in self.sums}
 
-    def _gather(self) -> dict[str, NDArray[np.float64]]:
+    def _gather(self, grad_norm: float = 0.0) -> dict[str, NDArray[np.float64]]:
         """The figures of all processes since the last reading, each [processes]; one host wait, one collective call."""
         self._count_fed()
         self._sum_up()  # waits for the device
@@ -227,7 +224,7 @@ class Monitor:
             "samples": self.samples,
             "tokens": self.tokens,
             **self.beside,
-            "grad_norm": self.grad_norm,
+            "grad_norm": grad_norm,
             "seconds": self.read_at - self.window_started - sum(self.beside.values()),
             **{name: value for hook in self.hooks for name, value in hook.measured().items()},
         }

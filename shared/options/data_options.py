@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from shared.checkpoints.resuming import NEW_RUN
 from shared.config.fields import Limits, Meaning, fields_with
 from shared.config.options import Options, Rule, plain
+from shared.disk import is_url
 from shared.errors import UserError
 from shared.extras.costs import Costs, Profiler
 from shared.extras.flops import Mfu
@@ -24,7 +25,6 @@ from shared.models.trainable import FreezeUnreached, Frozen, WeightAverage
 from shared.models.transformers_models import Pretrained
 from shared.monitoring.hooks import Hook
 from shared.remote.mirror import Mirror
-from shared.remote.object_store import is_url
 from shared.report.page import Report
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]

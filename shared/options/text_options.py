@@ -71,4 +71,4 @@ class TextLossOptions(TextOptions, MetricOptions):
     label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
     """Share of each target that is spread evenly over all classes. The evaluation loss does not use it."""
 
-    NEEDS: ClassVar = (*TextOptions.NEEDS, ("positive_label", "metric_name"))
+    NEEDS: ClassVar = tuple(dict.fromkeys((*TextOptions.NEEDS, *MetricOptions.NEEDS)))

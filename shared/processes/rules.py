@@ -97,10 +97,10 @@ class Launch:
 
     def crowded(self) -> str:
         """The processes and the GPUs of a machine that has fewer GPUs; each of its processes sees the same."""
-        gpus = torch.accelerator.device_count()
-        if self.on_cpu or self.processes_here <= gpus or is_true(self.env, SHARE_GPU):
+        if self.on_cpu or is_true(self.env, SHARE_GPU):
             return ""
-        return f"{self.processes_here} processes on a machine with {gpus} GPU(s)"
+        gpus = torch.accelerator.device_count()
+        return "" if self.processes_here <= gpus else f"{self.processes_here} processes on a machine with {gpus} GPU(s)"
 
     def lost_precision(self) -> str | None:
         """The mixed precision that notebook_launcher set, and Accelerate does not read."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from shared.disk import is_url
 from shared.errors import UserError
 from shared.monitoring import log
 
@@ -38,11 +39,6 @@ STAYING = (
     TypeError,
     NotImplementedError,
 )
-
-
-def is_url(name: str) -> bool:
-    """Whether a setting names a URL, such as s3://bucket/folder, and no path of this machine."""
-    return "://" in name
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,8 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         hook.folder_locked()
     left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), config.model_digest()))
     found = resuming.find(accelerator, config)
-    start = None
-    if not found and not left["finished"]:
-        start = next(filter(None, [hook.first_checkpoint() for hook in hooks]), None)
+    is_new = not found and not left["finished"]
+    start = next(filter(None, [hook.first_checkpoint() for hook in hooks if is_new]), None)
     checkpoint, state = found or start or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:

@@ -267,8 +267,7 @@ class TrainingRun(Generic[Config]):
         if preempted or self.saver.is_due(self.progress):
             self._save()
         if preempted:
-            output_dir, step = self.config.output_dir, self.progress.step
-            signals.end_run(self.accelerator, output_dir, step, self.saver, self._close)
+            signals.end_run(self.accelerator, self.config.output_dir, self.progress.step, self.saver, self._close)
 
     def finish(self, model: nn.Module, processor: Any = None, note: str = "") -> Results:
         """Wait for the last checkpoint, and export the model.

@@ -64,7 +64,7 @@ def check_loss(
     once = double = math.nan
     if len(whole.samples) >= 2 * ROWS:
         twice = replace(few, samples=np.tile(few.samples, 2), epochs=np.tile(few.epochs, 2))
-        with without_dropout(model), suppress(Exception):  # some models compute a loss only in training mode
+        with evaluating(model), suppress(Exception):  # some models compute a loss only in training mode
             once, double = loss_of(few), loss_of(twice)
     if once and math.isclose(double, once, rel_tol=TOLERANCE / 10):  # 0: some have no loss in evaluation mode
         raise UserError(
@@ -74,7 +74,7 @@ def check_loss(
 
 
 @contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """The modules of a model are in evaluation mode; afterwards, each has its own mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -14,6 +14,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from shared.errors import say
+from shared.run.warm_up import evaluating
 from shared.speed.layers import in_float32
 
 TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it
@@ -120,15 +121,9 @@ def compared(output: Any) -> list[Tensor]:
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Run `model` in eval mode, in float32 and uncompiled in this context; then restore modes and random state."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices=[]), eager, in_float32(model):
-            model.eval()
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.random.fork_rng(devices=[]), eager, in_float32(model), evaluating(model):
+        yield
 
 
 def same(given: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:

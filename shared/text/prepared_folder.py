@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.folders import digest
-from shared.disk import remedy, replace_file, sync
+from shared.disk import is_url, remedy, replace_file, sync
 from shared.errors import UserError, about
 from shared.processes import folder_lock
-from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder, is_url
+from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder
 from shared.text.remote_tokens import RemoteTokens, block_digest, reserve
 from shared.text.token_files import Corpus
 

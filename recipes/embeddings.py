@@ -88,14 +88,14 @@ class Config(TextOptions):
 
 
 def main(config: Config) -> dict[str, float]:
-    with TrainingRun(config, load_data) as run:
+    with TrainingRun(config) as run:
         accelerator, config = run.accelerator, run.config
-        if run.finished:
-            return run.results
         objective = objective_of(config)
         best_by = evaluation.best_by(config, objective.names)
         train, validation, tokenizer = load_data(config)
         run.check_data(train, validation)
+        if run.finished:
+            return run.results
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
         collate, rows = tuples.pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
         plan = Plan.of_run(config, accelerator, **train.sizes(collate))

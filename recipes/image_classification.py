@@ -83,12 +83,12 @@ class Config(AugmentationOptions):
 
 
 def main(config: Config) -> dict[str, float]:
-    with TrainingRun(config, load_data) as run:
+    with TrainingRun(config) as run:
         accelerator, config = run.accelerator, run.config
-        if run.finished:
-            return run.results
         train, validation, augmentation = load_data(config)
         run.check_data(train, validation)
+        if run.finished:
+            return run.results
         metrics = resolve_metrics(config, "image_classification", train.names, validation.targets)
         best_by = evaluation.best_by(config, metrics.names, metrics.undefined)
         model = build_model(config, train.names)

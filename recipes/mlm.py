@@ -86,13 +86,13 @@ class Config(TextOptions):
 
 
 def main(config: Config) -> dict[str, float]:
-    with TrainingRun(config, load_data) as run:
+    with TrainingRun(config) as run:
         accelerator, config = run.accelerator, run.config
-        if run.finished:
-            return run.results
         best_by = evaluation.best_by(config, ("accuracy", "perplexity"))
         train, validation, tokenizer = load_data(config)
         run.check_data(train, validation)
+        if run.finished:
+            return run.results
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
         collate, sequences = pack_or_pad(model, train, tokenizer, accelerator, config)
         sizes = {"lengths": train.lengths, "longest": train.longest, "padded": collate.padded_lengths}

@@ -71,12 +71,12 @@ class Config(TextLossOptions):
 
 
 def main(config: Config) -> dict[str, float]:
-    with TrainingRun(config, load_data) as run:
+    with TrainingRun(config) as run:
         accelerator, config = run.accelerator, run.config
-        if run.finished:
-            return run.results
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
+        if run.finished:
+            return run.results
         metrics = resolve_metrics(config, labels.kind, labels.names, validation.targets)
         best_by = evaluation.best_by(config, metrics.names, metrics.undefined)
         model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))

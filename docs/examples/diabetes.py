@@ -40,12 +40,12 @@ def load_data(config: Config) -> tuple[InMemory, InMemory]:
 
 
 def main(config: Config) -> dict[str, float]:
-    with TrainingRun(config, load_data) as run:
+    with TrainingRun(config) as run:
         accelerator, config = run.accelerator, run.config
-        if run.finished:
-            return run.results
         train, validation = load_data(config)
         run.check_data(train, validation)
+        if run.finished:
+            return run.results
         best_by = evaluation.best_by(config, ("r2",))
         torch.manual_seed(config.seed)
         model: Any = nn.Sequential(nn.Linear(10, config.hidden_size), nn.ReLU(), nn.Linear(config.hidden_size, 1))

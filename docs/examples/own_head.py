@@ -59,12 +59,12 @@ class Classifier(nn.Module):
 
 
 def main(config: Config) -> dict[str, float]:
-    with TrainingRun(config, load_data) as run:
+    with TrainingRun(config) as run:
         accelerator, config = run.accelerator, run.config
-        if run.finished:
-            return run.results
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
+        if run.finished:
+            return run.results
         best_by = evaluation.best_by(config, ("accuracy",))
         model = build_model(config, labels, tokenizer)
         model.encoder = adapt_to_device(accelerator, config, model.encoder)  # fast attention, checked on its outputs

@@ -47,12 +47,12 @@ class Config(TextOptions):
 
 
 def main(config: Config) -> dict[str, float]:
-    with TrainingRun(config, load_data) as run:
+    with TrainingRun(config) as run:
         accelerator, config = run.accelerator, run.config
-        if run.finished:
-            return run.results
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
+        if run.finished:
+            return run.results
         best_by = evaluation.best_by(config, ("accuracy",))
         torch.manual_seed(config.seed)
         student = load_pretrained(AUTO_CLASS, config.model_name_or_path, num_labels=labels.num_labels)

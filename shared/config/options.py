@@ -173,10 +173,6 @@ class Options:
         """
         return {}
 
-    def misses_data(self) -> bool:
-        """Whether a path of the data or of the model does not exist."""
-        return False
-
     @property
     def max_tokens(self) -> int | None:
         """--max_tokens_per_micro_batch, the budget of a micro-batch, of settings that have it; None: no limit."""

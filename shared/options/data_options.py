@@ -153,10 +153,6 @@ class DataOptions(ExtraOptions):
                 )
         return result
 
-    def misses_data(self) -> bool:
-        names = [getattr(self, name) for name in fields_with(type(self), Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)]
-        return not all(path.exists() for name in names if name for path in places(name))
-
     def check_values(self) -> None:
         super().check_values()
         mark = "," if self.csv_delimiter is None else self.csv_delimiter

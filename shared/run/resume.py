@@ -6,14 +6,14 @@
    `refuse_another_plan`, once it has planned the steps.
 4. Does the model fit? `Saver.load` reads the checkpoint into it, once it is wrapped for the processes.
 
-A run without a checkpoint answers only those that its folder can answer. `finished` recognizes a finished run.
+A run without a checkpoint answers only those that its folder can answer.
 """
 
 import dataclasses
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,13 +31,17 @@ from shared.plan import draws
 from shared.plan.batches import Plan
 from shared.processes import folder_lock, signals
 from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
-from shared.run.export import CARD
 
 Config = TypeVar("Config", bound=options.Options)
 
 
-def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tuple[Config, Progress, Path | None]:
+def open_run(
+    accelerator: Any, config: Config, hooks: Sequence[Hook] = ()
+) -> tuple[Config, Progress, Path | None, bool]:
     """Open `--output_dir`: the resolved config, the progress to resume from, and its checkpoint (None at the start).
+
+    The last value says whether the folder holds this run, finished: its model is exported, and the config does not
+    prolong it. The progress then has the last evaluation.
 
     Call it on every process. Those that write lock the folder until `TrainingRun` closes; the main process reads it and
     sends the result to the others. Nothing in the folder is changed yet, except by a hook that adds checkpoints.
@@ -71,10 +75,16 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
             accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
     if checkpoint is None:
         data, processes = state["data"] if stored else None, accelerator.num_processes
-        return config, Progress(data=data, model=digest, first_processes=processes), None
-    if (before := state["threads"]) != (now := torch.get_num_threads()):
-        accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
-    return config, Progress.from_state(state | {"model": digest}), checkpoint
+        progress = Progress(data=data, model=digest, first_processes=processes)
+    else:
+        progress = Progress.from_state(state | {"model": digest})
+        if (before := state["threads"]) != (now := torch.get_num_threads()):
+            accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
+    may_grow = fields_with(type(config), Meaning.MAY_GROW)
+    finished = left["results"] is not None and all(left["config"][name] == getattr(config, name) for name in may_grow)
+    if finished:
+        progress.results = left["results"]
+    return config, progress, checkpoint, finished
 
 
 def refuse_another_plan(config: options.Options, progress: Progress, plan: Plan, checkpoint: Path | None) -> None:
@@ -110,7 +120,11 @@ def refuse_another_plan(config: options.Options, progress: Progress, plan: Plan,
 
 
 def read_folder(output_dir: Path) -> dict[str, Any]:
-    """The settings of the run in a folder, whether it has finished, and the digests of its data, if it has.
+    """What the main process reads in the folder of a run.
+
+    Returns:
+        `config`, its settings, {} if there are none; `finished`, whether it has a model; and if metrics.jsonl ends as
+        that of a complete run, `data`, the digests of its data, and `results`, its last evaluation, else None.
 
     Raises:
         UserError: the folder has files that are not those of a run and would be overwritten.
@@ -125,7 +139,14 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
     stored = options.load(settings) if settings.is_file() else {}
     if stored and "output_dir" not in stored:
         raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
-    return {"config": stored, "finished": model.exists(), "data": data_of(lines)}
+    found = {"config": stored, "finished": model.exists(), "data": None, "results": None}
+    if not model.exists() or not lines or "train_runtime" not in lines[-1]:
+        return found
+    evaluated = [line for line in lines if any(name.startswith("eval_") for name in line)]
+    last = evaluated[-1] if evaluated else {}
+    results = {name: float(value) for name, value in last.items() if name.startswith("eval_")}
+    data = str(lines[-1]["data"]).split() if "data" in lines[-1] else None
+    return found | {"data": data, "results": results}
 
 
 def refuse_another_run(
@@ -181,61 +202,6 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
             f"resume, or {resuming.NEW_RUN}"
         )
     progress.data = digests
-
-
-def finished(
-    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
-) -> bool:
-    """Whether the folder holds this run, finished; then print this, and give `progress` the last evaluation.
-
-    A run is finished if its model is exported and the config does not prolong it. Call it on every process. `load_data`
-    returns the training data, the validation data, then anything else. Both are compared with those of the run; if
-    their files no longer exist, the printed line says so.
-
-    Raises:
-        UserError: the data differ from those of the run, or can no longer be read.
-    """
-    output_dir = Path(config.output_dir)
-
-    def read_results() -> dict[str, float] | None:
-        exported = any((output_dir / "model" / name).is_file() for name in ("config.json", CARD))
-        if not exported or not (output_dir / "metrics.jsonl").is_file():
-            return None
-        lines = read_metrics(output_dir / "metrics.jsonl")
-        stored = options.load(output_dir / "config.yaml")
-        grown = any(stored[name] != getattr(config, name) for name in fields_with(type(config), Meaning.MAY_GROW))
-        if not lines or "train_runtime" not in lines[-1] or grown:
-            return None
-        evaluated = (line for line in reversed(lines) if any(name.startswith("eval_") for name in line))
-        last = next(evaluated, {})
-        return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
-
-    if (results := on_main_process(accelerator, read_results)) is None:
-        return False
-    progress.results, note = results, compare_data(accelerator, config, progress, load_data)
-    on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
-    accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
-    return True
-
-
-def compare_data(
-    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
-) -> str:
-    """Refuse data that differ from those of a finished run; return why they were not compared, "" if they were."""
-    if progress.data is None:
-        return "; its data was not compared, because the run kept no digest"
-    mine = ""
-    try:
-        datasets = load_data()[:2]
-    except UserError as error:
-        mine = str(error)
-    for problem, misses_data in gather(accelerator, (mine, mine and config.misses_data())):
-        if problem and not misses_data:  # all files exist, so the data have changed
-            raise UserError(problem)
-        if problem:
-            return f"; its data was not compared ({problem})"
-    refuse_changed_data(accelerator, progress, *datasets)
-    return ""
 
 
 def lock(output_dir: Path) -> None:
@@ -310,8 +276,3 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
 
     on_writers(accelerator, config, clean_up)
     on_main_process(accelerator, write)
-
-
-def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:
-    """The digests of a finished run's data, from the last line of its metrics.jsonl."""
-    return str(lines[-1]["data"]).split() if lines and "data" in lines[-1] else None

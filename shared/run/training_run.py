@@ -4,7 +4,7 @@ The methods of `TrainingRun` are in the order in which a recipe's `main` calls t
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,7 +26,7 @@ from shared.plan.loading import Loader
 from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import begin, finished, open_run, refuse_another_plan, refuse_changed_data
+from shared.run.resume import begin, open_run, refuse_another_plan, refuse_changed_data
 from shared.run.warm_up import check_loss, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -59,9 +59,7 @@ class TrainingRun(Generic[Config]):
     """A run of a recipe; each process has one.
 
     As a context manager it connects the processes and locks the output folder. When the block ends, even by an error,
-    the loader's workers end, the folder is unlocked, and the process can start another run. `load_data(config)` returns
-    the training data, the validation data, then anything else; the two data sets are compared with those of a finished
-    run. Attributes:
+    the loader's workers end, the folder is unlocked, and the process can start another run. Attributes:
 
         accelerator: the `Accelerator`, created after all checks of the launch.
         config: the resolved settings, with precision and global batch size.
@@ -75,7 +73,7 @@ class TrainingRun(Generic[Config]):
         evaluate: set by `start`; a hook may replace it when the run is `prepared`.
         launch_card: the printed summary of the run, set by `start`.
         results: the last evaluation.
-        finished: whether the folder holds this run with its exported model; then nothing is left to do.
+        finished: whether the folder holds this run with its exported model; then only its data are left to check.
 
     Raises:
         UserError: a setting, the folder or the launch is wrong or would change the result of the run.
@@ -83,10 +81,9 @@ class TrainingRun(Generic[Config]):
 
     accelerator: Any
     config: Config
-    finished: bool
 
-    def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
-        self.config, self._load_data = config, load_data
+    def __init__(self, config: Config) -> None:
+        self.config = config
         self.hooks: list[Hook] = config.hooks()
         self.strategy, self.export = Ddp(), Export()
         self.card: dict[str, str] = {}
@@ -99,10 +96,7 @@ class TrainingRun(Generic[Config]):
             stack.enter_context(draws.seeded(self.accelerator.device, self.config.seed))
             self._tell(Hook.opened, self)
             opened = open_run(self.accelerator, self.config, self.hooks)
-            self.config, self.progress, self.checkpoint = opened
-            self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
-            if self.finished and not self.config.dry_run:  # this start may be the first one with --push_to_hub
-                self._tell(Hook.exported, Path(self.config.output_dir) / "model")
+            self.config, self.progress, self.checkpoint, self.finished = opened
             self._closing = stack.pop_all()
         return self
 
@@ -117,10 +111,17 @@ class TrainingRun(Generic[Config]):
     def check_data(self, *datasets: Any) -> None:
         """Refuse data sets that differ between machines or have changed since the run began.
 
+        Of a finished run, this prints the result.
+
         Raises:
             UserError: names the difference.
         """
         refuse_changed_data(self.accelerator, self.progress, *datasets)
+        if self.finished:
+            collectives.on_main_process(self.accelerator, lambda: signals.remove_marker(self.config.output_dir))
+            self.accelerator.print(f"{self.config.output_dir} holds this run, finished: {self.results}")
+            if not self.config.dry_run:  # this start may be the first one with --push_to_hub
+                self._tell(Hook.exported, Path(self.config.output_dir) / "model")
 
     def prepare(
         self,

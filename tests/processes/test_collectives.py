@@ -23,7 +23,6 @@ from shared.plan.batches import Plan
 from shared.processes import collectives, signals
 from shared.processes.collectives import check_shared, on_writers
 from shared.run import resume
-from shared.run.resume import finished
 from shared.run.training_run import Ddp
 
 
@@ -96,13 +95,13 @@ def on_two_machines(accelerator, folder):
     results["files"] = sorted(path.name for path in checkpoint.iterdir())
     saver.load(checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()
-    results["opened"] = str(resume.open_run(accelerator, each, [])[2])
+    *_, checkpoint, results["finished"] = resume.open_run(accelerator, each, [])
+    results["opened"] = str(checkpoint)
     results["damaged, by path"] = problem_of(
         resuming.find,
         accelerator,
         options(own, save_on_each_node=True, resume_from_checkpoint=str(own / "checkpoints/step_00000015")),
     )
-    results["finished"] = finished(accelerator, each, Progress(), tuple)
     accelerator.free_memory()
     return results
 

@@ -19,7 +19,7 @@ from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.run import resume
-from shared.run.resume import finished, refuse_changed_data
+from shared.run.resume import open_run, refuse_changed_data
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -123,7 +123,6 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
 def finished_run(folder, *lines):
     """Write the files of a finished run, with these lines in metrics.jsonl; return its config."""
     (folder / "model").mkdir()
-    (folder / "model/config.json").write_text("{}")
     config = Options(output_dir=str(folder), lr_scheduler_type="constant")
     options.save(config, folder / "config.yaml")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -136,25 +135,26 @@ LAST = {"step": 8, "train_runtime": 1.0}
 
 def test_a_finished_run_returns_its_last_evaluation(tmp_path):
     config = finished_run(tmp_path, {"step": 2, "eval_loss": 1.0}, EVALUATED, {"step": 8, "loss": 0.1}, LAST)
-    assert finished(accelerator(), config, progress := Progress(), tuple)
+    _, progress, _, finished = open_run(accelerator(), config)
+    assert finished
     assert progress.results["eval_loss"] == 0.5
     assert math.isnan(progress.results["eval_accuracy"])
     assert len(progress.results) == 2
     (tmp_path / "metrics.jsonl").write_text(json.dumps(LAST))  # a recipe that evaluates nothing
-    assert finished(accelerator(), config, progress, tuple)
-    assert progress.results == {}
+    _, progress, _, finished = open_run(accelerator(), config)
+    assert (finished, progress.results) == (True, {})
 
 
 @pytest.mark.parametrize("what", ["no last line", "no model", "no record", "longer"])
 def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
     config = finished_run(tmp_path, EVALUATED, *([] if what == "no last line" else [LAST]))
     if what == "no model":
-        (tmp_path / "model/config.json").unlink()
+        (tmp_path / "model").rmdir()
     if what == "no record":
         (tmp_path / "metrics.jsonl").unlink()
     if what == "longer":
         config = Options(output_dir=str(tmp_path), lr_scheduler_type="constant", num_train_epochs=4)
-    assert not finished(accelerator(), config, Progress(), tuple)
+    assert not open_run(accelerator(), config)[3]
 
 
 # Progress

@@ -52,7 +52,7 @@ def flags_page() -> str:
     configs = {name: load_recipe(name).Config for name in RECIPES}
     titles = {
         "Options": "All recipes",
-        "ExtraOptions": "Trackers, profiles and other extras",
+        "ExtraOptions": "Gradient accumulation, trackers, profiles and other extras",
         "DataOptions": "Data of all recipes",
         "ModelOptions": "Computation of all recipes",
         "MetricOptions": "Metrics of texts and images",
@@ -78,7 +78,11 @@ def flags_page() -> str:
 
 def table(cls: type, configs: dict[str, type]) -> list[str]:
     """A Markdown table of the settings of one class, with the defaults of the recipes that inherit from it."""
-    return rows(own_fields(cls), {name: config for name, config in configs.items() if issubclass(config, cls)})
+    inherited = {
+        field.name for base in cls.__bases__ if dataclasses.is_dataclass(base) for field in dataclasses.fields(base)
+    }
+    new = {field: text for field, text in own_fields(cls).items() if field not in inherited}
+    return rows(new, {name: config for name, config in configs.items() if issubclass(config, cls)})
 
 
 def rows(fields: dict[str, str], configs: dict[str, type]) -> list[str]:

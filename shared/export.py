@@ -28,13 +28,14 @@ from torch.nn import functional as F
 
 from shared.disk import replace_file
 from shared.errors import UserError, count_of
+from shared.extras.hub import CARD
 from shared.plan.loading import feed
 from shared.predict import prediction_of
 from shared.predictions.onnx import FILE, FOLDER, PACKAGES, OnnxModel, require, to_onnx, write_int8
 from shared.predictions.prediction import Prediction
 from shared.predictions.request import ModelFlags, Request, parse
 from shared.processes import starting
-from shared.run.export import CARD, write_folder
+from shared.run.export import write_folder
 from shared.run.recipes import run_work
 from shared.speed.first_token import shorten_last_layer
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.checkpoints.progress import Progress
-from shared.config.options import TOKENS
 from shared.errors import UserError, count_of
+from shared.options.text_options import TOKENS
 from shared.plan.loading import shape_of_current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings

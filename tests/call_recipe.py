@@ -20,7 +20,6 @@ from shared.config import options
 from shared.metrics.task_metrics import resolve_metrics
 from shared.plan.batches import Plan
 from shared.processes import ending, starting
-from shared.run import resume
 from shared.text.tokenized import Padding
 
 
@@ -76,7 +75,7 @@ def dropout(module, config):
 def evaluate(module, config):
     """Call the recipe's `evaluate` on the first 1, 2, 3 ... rows in batches of 4: 2 x processes x 4 + 1 sizes."""
     accelerator = starting.start(config)
-    config = resume.resolve(config, accelerator, None)
+    config = config.settled(accelerator, None)
     train, validation, labels, tokenizer = module.load_data(config)
     model = accelerator.prepare(module.build_model(config, labels, tokenizer))
     metrics = resolve_metrics(config, labels.kind, labels.names, validation.targets)

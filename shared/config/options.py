@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from shared.config import command_line
 from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, problem_with
@@ -13,7 +13,6 @@ from shared.errors import UserError
 
 NOT_IN_RESULT = "# do not affect the result: "
 RECIPE = "# recipe: "
-TOKENS = "max_tokens_per_micro_batch"  # the field, of the settings that have it
 PROJECT = Path(__file__).resolve().parents[2]  # the folder that holds shared/
 ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
 
@@ -42,10 +41,8 @@ class Options:
     """Data loader workers per training process. None: 2 with an accelerator, 0 on a CPU."""
 
     # Batches
-    global_batch_size: int | None = 32
+    global_batch_size: int = 32
     """Samples per optimizer step, over all processes and micro-batches; does not depend on the number of processes."""
-    gradient_accumulation_steps: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
-    """Instead of --global_batch_size: the first launch sets it to --per_device_train_batch_size x processes x this."""
     per_device_train_batch_size: int | None = None
     """Maximum number of samples in a micro-batch. None: no limit."""
     micro_batches_per_step: int | None = None
@@ -127,25 +124,18 @@ class Options:
                 object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (value,))
 
     # How the fields are treated. A subclass that adds fields may extend these.
-    ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("global_batch_size", "gradient_accumulation_steps"),
-        ("warmup_steps", "warmup_ratio"),
-    )
+    ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of alternative fields: a flag (or line of the --config file) for one of them resets the default (or the
     line) of the other to None."""
 
     NEEDS: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("decay_ratio", "lr_scheduler_type", "warmup_stable_decay"),
         *((name, "optim", "adamw", "muon") for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
-        ("gradient_accumulation_steps", "per_device_train_batch_size"),
         ("early_stopping_patience", "metric_for_best_model"),
         ("load_best_model_at_end", "metric_for_best_model"),
         ("greater_is_better", "metric_for_best_model"),
     )
     """Pairs of fields in which the first has no effect without the second, or without the values of it that follow."""
-
-    MAX_TOKENS: ClassVar[tuple[int, int] | None] = None
-    """--max_tokens_per_micro_batch None on a CPU and on a GPU; None: these settings have no such budget."""
 
     SAVES_MEMORY: ClassVar[str | None] = None
     """A flag of these settings that lowers memory and does not affect the result."""
@@ -176,7 +166,7 @@ class Options:
     @property
     def max_tokens(self) -> int | None:
         """--max_tokens_per_micro_batch, the budget of a micro-batch, of settings that have it; None: no limit."""
-        return getattr(self, TOKENS, None)
+        return None
 
     @property
     def decay_start(self) -> int | None:
@@ -190,6 +180,16 @@ class Options:
     def peak_learning_rate(self) -> float:
         """--learning_rate, as the settings scale it to the global batch of the run."""
         return base_learning_rate(self)
+
+    def settled(self, accelerator: Any, stored: Mapping[str, Any] | None) -> Self:
+        """These settings, with those that depend on the launch filled in. A subclass may extend it.
+
+        Args:
+            accelerator: of the launch.
+            stored: the settings of the run that the launch resumes; None: a new run.
+        """
+        rate = base_learning_rate(self)
+        return dataclasses.replace(self, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
 
     def hooks(self) -> list[Any]:
         """What these settings add to a run: new objects of `Hook` (shared/monitoring/hooks.py)."""
@@ -253,9 +253,7 @@ def check(config: Options) -> None:
         if name in given and other in given:
             raise UserError(f"--{name} {given[name]} and --{other} {given[other]} exclude each other: give one of them")
     batch, most, cut = config.global_batch_size, config.per_device_train_batch_size, config.micro_batches_per_step
-    if batch is None and config.gradient_accumulation_steps is None:
-        raise UserError("--global_batch_size None: give a number, or --gradient_accumulation_steps instead")
-    if batch is not None and cut is not None:
+    if batch is not None and cut is not None:  # a subclass may allow None
         if cut > batch:
             raise UserError(f"--micro_batches_per_step {cut} is more than the samples of --global_batch_size {batch}")
         if most is not None and cut * most < batch:
@@ -287,8 +285,6 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)
-    if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
-        ignored |= {"global_batch_size"}  # the first launch derived it: a resumed run uses the stored one
     constant = config.lr_scheduler_type == "constant" and config.warmup_ratio is None
     can_grow = fields_with(type(config), Meaning.MAY_GROW) if constant else ()
 

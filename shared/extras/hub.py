@@ -1,9 +1,12 @@
-"""The Hub: checking within 5 s whether it can be reached, and `--push_to_hub`.
+"""The Hub: checking within 5 s whether it can be reached, the card of a model, and `--push_to_hub`.
 
 Without a network, the Hub's client retries for 24-48 s.
 """
 
+import dataclasses
+import shlex
 import socket
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -13,11 +16,16 @@ from urllib.parse import urlsplit
 import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.utils import validate_repo_id
+from torch import nn
 
-from shared.errors import UserError, about
+from shared.config.fields import Meaning, fields_with
+from shared.config.options import shown
+from shared.errors import UserError, about, count_of
 from shared.monitoring.hooks import Hook
 from shared.processes.collectives import on_main_process
+from shared.run.export import WEIGHTS, results_of
 
+CARD = "README.md"  # the file name of a model card
 CONNECT_SECONDS = 5.0
 FLAG = "--model_name_or_path"
 
@@ -95,6 +103,57 @@ def unreachable(address: str) -> str | None:
     attempt.start()
     attempt.join(CONNECT_SECONDS)
     return f"there is no network to {target.hostname}:{port} ({outcome[0]})" if outcome[0] else None
+
+
+class ModelCard(Hook):
+    """Adds README.md to model/, the card of the model: its training, its metrics, and the command that trained it."""
+
+    def saved(self, run: Any, model: nn.Module, folder: Path) -> None:
+        (folder / CARD).write_text(card(run, model))
+
+
+def card(run: Any, model: nn.Module) -> str:
+    """The card of an unwrapped model of a run, with the notes of the run as paragraphs."""
+    config, (step, results) = run.config, results_of(run.config, run.progress)
+    names_of_data = fields_with(type(config), Meaning.NAMES_DATA)
+    named = [getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names_of_data]
+    data = next((shown(value) for value in named if value), "the embedded data")
+    header, how_to_load = ["tags: [accelerate-recipes]"], []
+    if (base := getattr(config, "model_name_or_path", None)) and not Path(base).exists():
+        header.insert(0, f"base_model: {base}")
+    if hasattr(model, "save_pretrained"):
+        header.insert(0, "library_name: transformers")
+    else:
+        how_to_load = [
+            f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:",
+            "",
+            "    from safetensors.torch import load_model",
+            f'    load_model(model, "{WEIGHTS}")',
+            "",
+        ]
+    return "\n".join(
+        [
+            "---",
+            *header,
+            "---",
+            "",
+            f"# {config.run_name or Path(config.output_dir).resolve().name}",
+            "",
+            f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
+            f"samples, seed {config.seed}.",
+            "",
+            *(line for note in run.notes for line in (note, "")),
+            "| metric on the validation data | value |",
+            "|---|---|",
+            "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items()),
+            "",
+            *how_to_load,
+            "Command:",
+            "",
+            f"    {shlex.join(sys.argv)}",
+            "",
+        ]
+    )
 
 
 class Upload(Hook):

@@ -60,16 +60,6 @@ class TransformersExport(Export):
             model.save_pretrained(folder, state_dict=weights)
         check_loads(model, folder)
 
-    def header(self, config: Any, model: Any) -> list[str]:
-        """The library, and the model on the Hub from which the training started."""
-        library = ["library_name: transformers"] if hasattr(model, "save_pretrained") else []
-        base = config.model_name_or_path
-        return library + ([f"base_model: {base}"] if base and not Path(base).exists() else [])
-
-    def how_to_load(self, model: Any) -> list[str]:
-        """Nothing where from_pretrained loads it."""
-        return [] if hasattr(model, "save_pretrained") else super().how_to_load(model)
-
 
 @contextmanager
 def without_reports() -> Iterator[None]:

@@ -16,13 +16,13 @@ Value = float | int | str
 class Hook:
     """The moments of a run, in their order. A hook overrides the methods that it needs.
 
-    Every process calls every method, except `ended`.
+    Every process calls every method, except `saved` and `ended`.
 
     `run` is the `TrainingRun`. A hook may read all that it has at that moment, and add rows to `run.card`.
     """
 
     note: str = ""
-    """A paragraph for the model card."""
+    """A paragraph for the model card of the run."""
 
     def opened(self, run: Any) -> None:
         """The processes are connected. Refuse here what could only fail later."""
@@ -85,6 +85,12 @@ class Hook:
 
     def before_export(self, model: nn.Module) -> None:
         """The model has the weights to export."""
+
+    def saved(self, run: Any, model: nn.Module, folder: Path) -> None:
+        """The model is saved in `folder`, which becomes model/: a hook may add files. Only the main process calls this.
+
+        `model` is unwrapped.
+        """
 
     def exported(self, folder: Path) -> None:
         """The model is in `folder`."""

@@ -4,19 +4,19 @@ import glob
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from shared.checkpoints.resuming import NEW_RUN
 from shared.config.fields import Limits, Meaning, fields_with
 from shared.config.options import Options, Rule, plain
 from shared.disk import is_url
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.extras.costs import Costs, Profiler
 from shared.extras.flops import Mfu
 from shared.extras.gradient_compression import GradientCompression
-from shared.extras.hub import Upload
+from shared.extras.hub import ModelCard, Upload
 from shared.extras.trackers import Trackers
 from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
@@ -36,8 +36,12 @@ MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraOptions(Options):
-    """Settings of what a run can do besides training."""
+    """Settings of what a run can do besides training, and another way to give the global batch."""
 
+    global_batch_size: int | None = 32  # type: ignore[assignment]
+    """Samples per optimizer step, over all processes and micro-batches; does not depend on the number of processes."""
+    gradient_accumulation_steps: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
+    """Instead of --global_batch_size: the first launch sets it to --per_device_train_batch_size x processes x this."""
     decay_from: str | None = None
     """Begin with this checkpoint of another run, and decay from its step to the last one. None: a run of its own."""
     gradient_compression: Literal["none", "bf16", "fp16"] = "none"
@@ -55,9 +59,14 @@ class ExtraOptions(Options):
     hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
 
-    ALTERNATIVES: ClassVar = (*Options.ALTERNATIVES, ("decay_ratio", "decay_from"))
+    ALTERNATIVES: ClassVar = (
+        *Options.ALTERNATIVES,
+        ("global_batch_size", "gradient_accumulation_steps"),
+        ("decay_ratio", "decay_from"),
+    )
     NEEDS: ClassVar = (
         *Options.NEEDS,
+        ("gradient_accumulation_steps", "per_device_train_batch_size"),
         ("hub_model_id", "push_to_hub"),
         ("decay_from", "lr_scheduler_type", "warmup_stable_decay"),
     )
@@ -70,8 +79,36 @@ class ExtraOptions(Options):
 
     def check_values(self) -> None:
         super().check_values()
+        if self.global_batch_size is None and self.gradient_accumulation_steps is None:
+            raise UserError("--global_batch_size None: give a number, or --gradient_accumulation_steps instead")
         if self.decay_from:
             step_of(self.decay_from)
+
+    def settled(self, accelerator: Any, stored: Mapping[str, Any] | None) -> Self:
+        """As in the base class, with the global batch that --gradient_accumulation_steps gives at the first launch.
+
+        A line is printed if it gives another one at a later launch.
+
+        Raises:
+            UserError: --global_batch_size and --gradient_accumulation_steps contradict each other; shows the equation.
+        """
+        config = super().settled(accelerator, stored)
+        steps, rows, given = self.gradient_accumulation_steps, self.per_device_train_batch_size, self.global_batch_size
+        if steps is None or rows is None:
+            return config
+        processes = count_of(accelerator.num_processes, "process", "processes")
+        size = rows * accelerator.num_processes * steps
+        equation = f"{rows} per device x {processes} x {steps} accumulation steps = {size}"
+        if stored:
+            if size != (first := stored["global_batch_size"]):
+                accelerator.print(f"the run keeps the global batch of its first launch, {first}, not {equation}")
+            size = given or first  # `refuse_another_run` refuses a changed value
+        elif given not in (None, size):
+            raise UserError(
+                f"--global_batch_size {given} is not {equation}: leave out one of --global_batch_size and "
+                "--gradient_accumulation_steps"
+            )
+        return replace(config, global_batch_size=size, gradient_accumulation_steps=None)
 
     def hooks(self) -> list[Hook]:
         # Profiles and mirrors are closed before trackers, whose uploads may take longer than a scheduler allows.
@@ -82,6 +119,7 @@ class ExtraOptions(Options):
             GradientCompression(),
             Mfu(),
             Costs(),
+            ModelCard(),
             *([DecayFrom()] if self.decay_from else []),
             *([Profiler()] if self.profile else []),
             *([Mirror()] if self.mirror_checkpoints else []),

@@ -1,10 +1,15 @@
 """The settings that all text recipes share, in addition to those of `ModelOptions`."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
 
 from shared.config.fields import Limits, Meaning
 from shared.options.data_options import MetricOptions, ModelOptions
+
+TOKENS = "max_tokens_per_micro_batch"  # the field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +50,8 @@ class TextOptions(ModelOptions):
     lora_targets: tuple[str, ...] | None = None
     """Linear layers of the encoder that get an adapter, by the end of their name: query value. None: all of them."""
 
-    MAX_TOKENS: ClassVar = (2048, 16_384)  # small passes do not keep a GPU busy
+    MAX_TOKENS: ClassVar = (2048, 16_384)
+    """--max_tokens_per_micro_batch None on a CPU and on a GPU, which small passes do not keep busy."""
 
     NEEDS: ClassVar = (
         *ModelOptions.NEEDS,
@@ -56,6 +62,17 @@ class TextOptions(ModelOptions):
         ("lora_targets", "lora_rank"),
     )
     EXCLUDES: ClassVar = (*ModelOptions.EXCLUDES, ("freeze", "lora_rank"))
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.max_tokens_per_micro_batch or self.MAX_TOKENS[torch.accelerator.is_available()]
+
+    def settled(self, accelerator: Any, stored: Mapping[str, Any] | None) -> Self:
+        """As in the base class, with the budget of tokens, which is that of the first launch on any device."""
+        tokens = self.max_tokens_per_micro_batch
+        if tokens is None:
+            tokens = stored.get(TOKENS) if stored else self.MAX_TOKENS[accelerator.device.type != "cpu"]
+        return replace(super().settled(accelerator, stored), max_tokens_per_micro_batch=tokens)
 
     def default_learning_rate(self) -> float:
         """As in the base class; that of adapters is ten times that of pretrained weights."""

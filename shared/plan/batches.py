@@ -121,7 +121,6 @@ class Plan:
 
         `data` are the arguments of `Plan` on the samples: `lengths` or `num_samples`, and what else is known of them.
         """
-        assert config.global_batch_size is not None, "the run folder settles the global batch"
         return cls(
             **data,
             seed=config.seed,

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
-from shared.config.options import TOKENS
 from shared.contrastive.models import MODULES_FILE, shown, stored_settings
 from shared.datasets.readers import kind_of
 from shared.disk import is_url
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
 from shared.options.data_options import DataOptions
+from shared.options.text_options import TOKENS
 from shared.plan.batches import Budget, MicroBatch, evaluation_batches
 from shared.run import recipes
 from shared.run.export import WEIGHTS

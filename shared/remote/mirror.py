@@ -25,7 +25,7 @@ from shared.monitoring.log import read_metrics
 from shared.processes import folder_lock
 from shared.processes.collectives import agree, on_main_process, on_writers
 from shared.remote.object_store import RemoteFolder, described
-from shared.run.resume import resolve, shown
+from shared.run.resume import shown
 
 FLAG = "--mirror_checkpoints"
 MANIFEST, METRICS, PROBE = "manifest.json", "metrics.jsonl", ".writable"
@@ -110,7 +110,7 @@ class Mirror(Hook):
                 _, state = self._read(step, sizes)
             except Damaged:  # `_restore` says so, if it needs this checkpoint
                 continue
-            config = resolve(config, self.run.accelerator, state["config"])
+            config = config.settled(self.run.accelerator, state["config"])
             elsewhere = config.moved(state, config.model_digest())
             changed = options.differences(state["config"], config)
             if changed := {name: changed[name] for name in changed.keys() - elsewhere.keys()}:

@@ -103,8 +103,6 @@ def ran_out(error: BaseException) -> bool:
 def advice(config: options.Options) -> str:
     """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
     tokens, rows = config.max_tokens, config.per_device_train_batch_size
-    if config.MAX_TOKENS and not tokens:
-        tokens = config.MAX_TOKENS[torch.accelerator.is_available()]
     limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []
     limits += [f"--per_device_train_batch_size {rows}"] if rows else []
     fix = f"lower {' or '.join(limits)}" if limits else "set --per_device_train_batch_size"

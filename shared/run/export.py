@@ -1,12 +1,9 @@
-"""Exports the folder model/ of a run, complete or not at all: the weights, and a model card."""
+"""Exports the folder model/ of a run, complete or not at all."""
 
-import dataclasses
 import math
-import shlex
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +13,19 @@ from torch import Tensor, nn
 
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.states import distinct
-from shared.config.fields import Meaning, fields_with
-from shared.config.options import Options, shown
+from shared.config.options import Options
 from shared.disk import remedy, usual_permissions
-from shared.errors import UserError, count_of
+from shared.errors import UserError
 from shared.processes.collectives import on_main_process
 
 WEIGHTS = "model.safetensors"
-CARD = "README.md"  # the file name of a model card
 
 
 class Export:
     """Writes any `nn.Module` as a state dict. A hook may give `run.export` a subclass when the run is `opened`."""
 
-    def write(self, run: Any, model: Any, processor: Any, notes: Sequence[str]) -> None:
-        """Write `model/`: the weights, the processor's files, and a card with `notes` as paragraphs.
+    def write(self, run: Any, model: Any, processor: Any) -> None:
+        """Write `model/`: the weights, the processor's files, and those of the hooks.
 
         Call it on every process. `run` is the `TrainingRun`.
 
@@ -46,7 +41,8 @@ class Export:
             self.save(unwrapped, weights, folder)
             if hasattr(processor, "save_pretrained"):
                 processor.save_pretrained(folder)
-            (folder / CARD).write_text(self.card(config, progress, unwrapped, notes))
+            for hook in run.hooks:
+                hook.saved(run, unwrapped, folder)
 
         def write() -> None:
             require_finite(config, progress, unwrapped, weights)
@@ -69,52 +65,6 @@ class Export:
         """Write the state dict of a model, each of its tied weights once."""
         tensors = {name: tensor.contiguous() for name, tensor in distinct(weights).items()}
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-
-    def header(self, config: Options, model: Any) -> list[str]:
-        """Lines of YAML at the top of the card."""
-        return []
-
-    def how_to_load(self, model: Any) -> list[str]:
-        """The section of the card on loading the model."""
-        return [
-            f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:",
-            "",
-            "    from safetensors.torch import load_model",
-            f'    load_model(model, "{WEIGHTS}")',
-            "",
-        ]
-
-    def card(self, config: Options, progress: Progress, model: Any, notes: Sequence[str] = ()) -> str:
-        """The README.md of an exported model: its training, `notes`, its metrics, and the command that trained it."""
-        step, results = results_of(config, progress)
-        rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
-        names_of_data = fields_with(type(config), Meaning.NAMES_DATA)
-        named = [getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names_of_data]
-        data = next((shown(value) for value in named if value), "the embedded data")
-        return "\n".join(
-            [
-                "---",
-                *self.header(config, model),
-                "tags: [accelerate-recipes]",
-                "---",
-                "",
-                f"# {config.run_name or Path(config.output_dir).resolve().name}",
-                "",
-                f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
-                f"samples, seed {config.seed}.",
-                "",
-                *(line for note in notes for line in (note, "")),
-                "| metric on the validation data | value |",
-                "|---|---|",
-                rows,
-                "",
-                *self.how_to_load(model),
-                "Command:",
-                "",
-                f"    {shlex.join(sys.argv)}",
-                "",
-            ]
-        )
 
 
 def write_folder(folder: Path, fill: Callable[[Path], object]) -> None:

@@ -9,7 +9,6 @@
 A run without a checkpoint answers only those that its folder can answer.
 """
 
-import dataclasses
 import socket
 import tempfile
 import time
@@ -62,10 +61,10 @@ def open_run(
     checkpoint, state = found or start or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:
-        changed = options.differences(stored, resolve(config, accelerator, None))
+        changed = options.differences(stored, config.settled(accelerator, None))
         accelerator.print(f"{output_dir} holds a run without a checkpoint{shown(changed)}: the new run replaces it")
         stored = None
-    config = resolve(config, accelerator, stored)
+    config = config.settled(accelerator, stored)
     if stored:
         elsewhere = config.moved(state, digest)
         refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
@@ -145,8 +144,7 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
     evaluated = [line for line in lines if any(name.startswith("eval_") for name in line)]
     last = evaluated[-1] if evaluated else {}
     results = {name: float(value) for name, value in last.items() if name.startswith("eval_")}
-    data = str(lines[-1]["data"]).split() if "data" in lines[-1] else None
-    return found | {"data": data, "results": results}
+    return found | {"data": data_of(lines), "results": results}
 
 
 def refuse_another_run(
@@ -221,42 +219,6 @@ def lock(output_dir: Path) -> None:
     folder_lock.acquire(output_dir)
 
 
-def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
-    """Fill in settings that depend on the launch: precision, learning rate, budget of tokens, global batch size G.
-
-    The budget, and a G that --gradient_accumulation_steps determines, are those of the first launch, on any device and
-    number of processes. A line is printed if the equation now gives another G.
-
-    Raises:
-        UserError: --global_batch_size and --gradient_accumulation_steps contradict each other; shows the equation.
-    """
-    rate = options.base_learning_rate(config)
-    settled: dict[str, Any] = {"mixed_precision": accelerator.mixed_precision, "learning_rate": rate}
-    if config.MAX_TOKENS and config.max_tokens is None:
-        on_gpu = accelerator.device.type != "cpu"
-        settled[options.TOKENS] = stored.get(options.TOKENS) if stored else config.MAX_TOKENS[on_gpu]
-    config = dataclasses.replace(config, **settled)
-    steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
-    if steps is None or rows is None:
-        return config
-    processes = accelerator.num_processes
-    size = rows * processes * steps
-    equation = f"{rows} per device x {processes} process{'es' * (processes > 1)} x {steps} accumulation steps = {size}"
-    given = config.global_batch_size
-    if stored:
-        if size != stored["global_batch_size"]:
-            accelerator.print(
-                f"the run keeps the global batch of its first launch, {stored['global_batch_size']}, not {equation}"
-            )
-        size = given or stored["global_batch_size"]  # `refuse_another_run` refuses a changed value
-    elif given not in (None, size):
-        raise UserError(
-            f"--global_batch_size {given} is not {equation}: leave out one of --global_batch_size and "
-            "--gradient_accumulation_steps"
-        )
-    return dataclasses.replace(config, global_batch_size=size, gradient_accumulation_steps=None)
-
-
 def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
     """Write config.yaml and start the clock; called after every check that could refuse the run.
 
@@ -276,3 +238,8 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
 
     on_writers(accelerator, config, clean_up)
     on_main_process(accelerator, write)
+
+
+def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The digests of a finished run's data, from the last line of its metrics.jsonl."""
+    return str(lines[-1]["data"]).split() if lines and "data" in lines[-1] else None

@@ -73,6 +73,7 @@ class TrainingRun(Generic[Config]):
         evaluate: set by `start`; a hook may replace it when the run is `prepared`.
         launch_card: the printed summary of the run, set by `start`.
         results: the last evaluation.
+        notes: the paragraphs for the model card, set by `finish`.
         finished: whether the folder holds this run with its exported model; then only its data are left to check.
 
     Raises:
@@ -291,8 +292,8 @@ class TrainingRun(Generic[Config]):
         self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
         self.saver.load_best(self.progress)
         self._tell(Hook.before_export, model)
-        notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
-        self.export.write(self, model, processor, notes)
+        self.notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
+        self.export.write(self, model, processor)
         self._tell(Hook.exported, Path(self.config.output_dir) / "model")
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint
         self._write({**self.monitor.summary(self.progress.total_seconds()), **digests})

@@ -13,14 +13,15 @@ from families import MASKED_LM, small
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.errors import UserError
+from shared.extras import hub
 from shared.models.transformers_models import TransformersExport, sizes_without_effect
 from shared.options.data_options import ModelOptions
 from shared.run.training_run import Ddp
 
 
 def export(accelerator, config, progress, model, processor=None):
-    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp())
-    TransformersExport().write(run, model, processor, ())
+    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp(), hooks=())
+    TransformersExport().write(run, model, processor)
 
 
 @pytest.fixture
@@ -56,18 +57,22 @@ def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch
     monkeypatch.setattr(sys, "argv", ["recipes/nlp.py", "--train_file", "my data.csv", "--seed", "3"])
     nlp = runs.load_recipe("nlp")
     config = nlp.Config(output_dir=str(tmp_path / "name"), train_file="my data.csv", seed=3)
-    card = TransformersExport().card(config, finished_progress, model)
+
+    def card_of(config):
+        return hub.card(SimpleNamespace(config=config, progress=finished_progress, notes=["a note"]), model)
+
+    card = card_of(config)
     assert card.startswith("---\nlibrary_name: transformers\ntags: [accelerate-recipes]\n---\n\n# name\n")
-    assert "on my data.csv: 8 steps of 32 samples, seed 3." in card
+    assert "on my data.csv: 8 steps of 32 samples, seed 3.\n\na note\n\n| metric" in card
     assert "\n| accuracy | 0.5000 |\n" in card
     assert "    recipes/nlp.py --train_file 'my data.csv' --seed 3\n" in card  # can be pasted into a shell
 
     chosen = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
     best = nlp.Config(model_name_or_path="owner/model", run_name="mine", **chosen)
-    card = TransformersExport().card(best, finished_progress, model)
+    card = card_of(best)
     for expected in ("\nbase_model: owner/model\n", "\n# mine\n", "on the embedded data: 4 steps", "accuracy | 0.7500"):
         assert expected in card
-    assert "base_model" not in TransformersExport().header(nlp.Config(model_name_or_path=str(tmp_path)), model)
+    assert "base_model" not in card_of(nlp.Config(model_name_or_path=str(tmp_path)))
 
 
 BERT = ["--model_name_or_path", "bert"]

@@ -20,7 +20,6 @@ from shared.processes import folder_lock
 from shared.remote import mirror
 from shared.remote.mirror import Mirror
 from shared.remote.object_store import RemoteFolder
-from shared.run import resume
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +61,7 @@ class Run:
 
     def save(self, step, best=None, copied=True):
         """Save a checkpoint, and wait until the mirror has it."""
-        settings = options.plain(resume.resolve(self.config, self.accelerator, None))
+        settings = options.plain(self.config.settled(self.accelerator, None))
         state = {"step": step, "best_step": best, "config": settings, "data": self.progress.data, "model": None}
         path = folders.path_of(self.output, step)
         with (self.output / "metrics.jsonl").open("a") as log:

@@ -10,6 +10,7 @@ def accelerator(processes=1, precision="no", device="cpu"):
     return SimpleNamespace(
         num_processes=processes,
         is_main_process=True,
+        is_local_main_process=True,
         device=torch.device(device),
         mixed_precision=precision,
         print=print,

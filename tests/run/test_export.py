@@ -11,13 +11,19 @@ from stand_ins import accelerator
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.monitoring.hooks import Hook
 from shared.run.export import Export
 from shared.run.training_run import Ddp
 
 
 def export(accelerator, config, progress, model, processor=None):
-    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp())
-    Export().write(run, model, processor, ())
+    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, strategy=Ddp(), hooks=[Note()])
+    Export().write(run, model, processor)
+
+
+class Note(Hook):
+    def saved(self, run, model, folder):
+        (folder / "note").write_text(type(model).__name__)
 
 
 class Model(torch.nn.Module):
@@ -52,12 +58,12 @@ def test_an_export_is_complete_and_replaces_the_older_one_with_the_usual_permiss
     finally:
         os.umask(before)
     written = {path.name for path in (tmp_path / "model").iterdir()}
-    assert written == {"model.safetensors", "tokenizer", "README.md", "more"}
+    assert written == {"model.safetensors", "tokenizer", "note", "more"}
     for path in (tmp_path / "model", *(tmp_path / "model").iterdir()):
         assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     export(accelerator(), config, FINISHED, Model(), object())  # a processor that cannot save itself
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "README.md"}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "note"}
 
 
 def test_a_failed_export_keeps_the_older_model_and_leaves_no_incomplete_files(tmp_path):

@@ -18,6 +18,8 @@ from shared.checkpoints.progress import BestBy, Progress
 from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.options.data_options import ExtraOptions
+from shared.processes import starting
 from shared.run import resume
 from shared.run.resume import open_run, refuse_changed_data
 
@@ -47,7 +49,7 @@ def test_data_without_an_index_or_the_required_attributes_are_refused(data, expe
 
 
 def accumulated(steps, rows=4, **more):
-    return Options(
+    return ExtraOptions(
         **{"global_batch_size": None} | more, per_device_train_batch_size=rows, gradient_accumulation_steps=steps
     )
 
@@ -58,11 +60,11 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
     capsys, rows, processes, steps, later
 ):
     flags = accumulated(steps, rows)
-    first = resume.resolve(flags, accelerator(processes), None)
+    first = flags.settled(accelerator(processes), None)
     assert first.global_batch_size == rows * processes * steps
     assert first.gradient_accumulation_steps is None
     stored = options.plain(first)
-    resumed = resume.resolve(flags, accelerator(later), stored)
+    resumed = flags.settled(accelerator(later), stored)
     assert resumed == first
     resume.refuse_another_run(stored, resumed, Path("out"))  # raises no error
     assert ("the run keeps the global batch of its first launch" in capsys.readouterr().out) == (later != processes)
@@ -70,28 +72,28 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
 
 def test_a_global_batch_that_does_not_fit_the_accumulation_is_refused_with_the_equation():
     with pytest.raises(UserError, match=r"--global_batch_size 12 is not 4 per device x 2 processes x 2 .* = 16: leave"):
-        resume.resolve(accumulated(2, global_batch_size=12), accelerator(2), None)
-    assert resume.resolve(accumulated(2, global_batch_size=16), accelerator(2), None).global_batch_size == 16
+        accumulated(2, global_batch_size=12).settled(accelerator(2), None)
+    assert accumulated(2, global_batch_size=16).settled(accelerator(2), None).global_batch_size == 16
 
 
 def test_the_precision_of_the_launcher_becomes_part_of_the_run():
-    config = resume.resolve(Options(), accelerator(precision="bf16"), None)
+    config = Options().settled(accelerator(precision="bf16"), None)
     assert config.mixed_precision == "bf16"
     with pytest.raises(UserError, match="--mixed_precision was bf16, is no"):
-        resume.refuse_another_run(options.plain(config), resume.resolve(Options(), accelerator(), None), Path("out"))
+        resume.refuse_another_run(options.plain(config), Options().settled(accelerator(), None), Path("out"))
 
 
 def test_the_default_learning_rate_is_resolved(capsys):
     made = runs.load_recipe("nlp").Config
     new, pretrained = made(), made(model_name_or_path="a/model")
-    assert resume.resolve(new, accelerator(), None).learning_rate == 1e-3
-    settled = resume.resolve(pretrained, accelerator(), None)
+    assert new.settled(accelerator(), None).learning_rate == 1e-3
+    settled = pretrained.settled(accelerator(), None)
     assert settled.learning_rate == 5e-5
-    assert resume.resolve(pretrained, accelerator(), options.plain(settled)).learning_rate == 5e-5
+    assert pretrained.settled(accelerator(), options.plain(settled)).learning_rate == 5e-5
     assert capsys.readouterr().out == ""
     for explicit, before in ((2e-4, 5e-5), (None, 2e-4)):
         stored = options.plain(settled) | {"learning_rate": before}
-        config = resume.resolve(dataclasses.replace(pretrained, learning_rate=explicit), accelerator(), stored)
+        config = dataclasses.replace(pretrained, learning_rate=explicit).settled(accelerator(), stored)
         with pytest.raises(UserError, match="--learning_rate was"):
             resume.refuse_another_run(stored, config, Path("out"))
 
@@ -101,11 +103,11 @@ def test_the_budget_of_tokens_is_that_of_the_device_on_which_the_run_began(recip
     flags = runs.load_recipe(recipe).Config()
     cpu, gpu = accelerator(), accelerator(device="cuda")
     for first, later, tokens in ((cpu, gpu, usual), (gpu, cpu, 16_384)):
-        config = resume.resolve(flags, first, None)
+        config = flags.settled(first, None)
         assert config.max_tokens == tokens
-        assert resume.resolve(flags, later, options.plain(config)) == config
-    assert resume.resolve(dataclasses.replace(flags, max_tokens_per_micro_batch=500), gpu, None).max_tokens == 500
-    assert resume.resolve(Options(), gpu, None).max_tokens is None
+        assert flags.settled(later, options.plain(config)) == config
+    assert dataclasses.replace(flags, max_tokens_per_micro_batch=500).settled(gpu, None).max_tokens == 500
+    assert Options().settled(gpu, None).max_tokens is None
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):
@@ -123,10 +125,16 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
 def finished_run(folder, *lines):
     """Write the files of a finished run, with these lines in metrics.jsonl; return its config."""
     (folder / "model").mkdir()
-    config = Options(output_dir=str(folder), lr_scheduler_type="constant")
+    config = Options(output_dir=str(folder), lr_scheduler_type="constant", mixed_precision="no")
     options.save(config, folder / "config.yaml")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return config
+
+
+def opened(config):
+    """The result of `open_run`; the folder is unlocked again."""
+    with starting.freed_after(config.output_dir):
+        return open_run(accelerator(), config)
 
 
 EVALUATED = {"step": 4, "eval_loss": 0.5, "eval_accuracy": "NaN"}
@@ -135,13 +143,13 @@ LAST = {"step": 8, "train_runtime": 1.0}
 
 def test_a_finished_run_returns_its_last_evaluation(tmp_path):
     config = finished_run(tmp_path, {"step": 2, "eval_loss": 1.0}, EVALUATED, {"step": 8, "loss": 0.1}, LAST)
-    _, progress, _, finished = open_run(accelerator(), config)
+    _, progress, _, finished = opened(config)
     assert finished
     assert progress.results["eval_loss"] == 0.5
     assert math.isnan(progress.results["eval_accuracy"])
     assert len(progress.results) == 2
     (tmp_path / "metrics.jsonl").write_text(json.dumps(LAST))  # a recipe that evaluates nothing
-    _, progress, _, finished = open_run(accelerator(), config)
+    _, progress, _, finished = opened(config)
     assert (finished, progress.results) == (True, {})
 
 
@@ -153,8 +161,8 @@ def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
     if what == "no record":
         (tmp_path / "metrics.jsonl").unlink()
     if what == "longer":
-        config = Options(output_dir=str(tmp_path), lr_scheduler_type="constant", num_train_epochs=4)
-    assert not open_run(accelerator(), config)[3]
+        config = dataclasses.replace(config, num_train_epochs=4)
+    assert not opened(config)[3]
 
 
 # Progress

@@ -56,6 +56,7 @@ def test_all_processes_together_have_every_sample_exactly_once_per_epoch_and_eac
         for micro_batch in (m for mine in steps[-1] for m in mine if m.counted):
             seen.update(zip(micro_batch.epochs.tolist(), micro_batch.samples.tolist(), strict=True))
     one %= plan.total_steps
+    arguments["lengths"] = arguments["lengths"].tolist()
     direct = Plan(**arguments, process_index=rank).micro_batches(one)
     parts = [
         [(m.index, m.samples.tolist(), m.epochs.tolist(), m.last) for m in found]

@@ -94,7 +94,7 @@ class Plan:
                 f"--global_batch_size {self.global_batch_size} is smaller than the number of processes, "
                 f"{self.num_processes}: raise it to {self.num_processes} or more, or start fewer processes"
             )
-        self.lengths = np.broadcast_to(1, self.num_samples) if self.lengths is None else np.asarray(self.lengths)
+        self.lengths = np.broadcast_to(1, self.num_samples) if self.lengths is None else np.asanyarray(self.lengths)
         self.num_samples = len(self.lengths)
         self._budget = Budget(self.max_tokens, self.max_samples, self.packed)
         assert self.num_samples > 0, "an empty data set reached the plan"

@@ -1,4 +1,4 @@
-"""Serve a text classifier, exported by `python -m shared.export`, with LitServe: a text in, its label out.
+"""Serve a classifier with one label per text, exported by `shared.export`, with LitServe: a text in, its label out.
 
     pip install litserve onnxruntime transformers
     python docs/examples/serve.py OUTPUT_DIR/model
@@ -54,5 +54,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
+    if AutoConfig.from_pretrained(given.model).problem_type not in (None, "single_label_classification"):
+        parser.error(f"{given.model} predicts numbers or several labels: change `predict`, which gives one label")
     server = litserve.LitServer(Classifier(given.model), accelerator="cpu")
     server.run(host=given.host, port=given.port, generate_client_file=False)

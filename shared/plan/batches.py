@@ -94,8 +94,7 @@ class Plan:
                 f"--global_batch_size {self.global_batch_size} is smaller than the number of processes, "
                 f"{self.num_processes}: raise it to {self.num_processes} or more, or start fewer processes"
             )
-        if self.lengths is None:
-            self.lengths = np.broadcast_to(np.int64(1), self.num_samples)
+        self.lengths = np.broadcast_to(1, self.num_samples) if self.lengths is None else np.asanyarray(self.lengths)
         self.num_samples = len(self.lengths)
         self._budget = Budget(self.max_tokens, self.max_samples, self.packed)
         assert self.num_samples > 0, "an empty data set reached the plan"
@@ -149,7 +148,7 @@ class Plan:
         budget = Budget(*twice, self.packed)
         place = self.num_processes, self.process_index, self.equal_counts
         for start in range(0, len(lengths), BLOCK):
-            block = lengths[start : start + BLOCK]
+            block = np.asarray(lengths[start : start + BLOCK])
             for micro_batch in evaluation_batches(padded(block) if padded else block, budget, *place):
                 yield replace(micro_batch, samples=start + micro_batch.samples)
 

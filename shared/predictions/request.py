@@ -47,7 +47,7 @@ KINDS = {
 # Settings of a run that predictions keep, besides those that the recipe itself declares.
 OF_RUN = (
     *("image_column_name", "label_column_name", "deterministic", "metric_name", "positive_label"),
-    *("trust_remote_code", "csv_delimiter"),
+    *("trust_remote_code", "csv_delimiter", "max_length"),
 )
 OF_DATA = (*DataOptions.__annotations__, "train_dir", "validation_dir", "skip_corrupt_images", "seed")
 NOT_KEPT = {"sync_batchnorm", TOKENS}  # batch norm uses its running averages

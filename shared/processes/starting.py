@@ -22,17 +22,16 @@ from shared.processes.collectives import PROCESS_GROUP_TIMEOUT
 
 
 def set_backends(deterministic: bool) -> None:
-    """Set how torch computes on a GPU; with --deterministic, without TF32 and only by deterministic kernels.
+    """Set how torch computes on a GPU; with --deterministic, only by deterministic kernels and products without TF32.
 
-    cuDNN's attention is off, because it plans anew for each shape, and some of its versions give NaN gradients with a
-    mask (pytorch#196678).
+    An earlier run of this process may have set something else. cuDNN's attention is off, because it plans anew for each
+    shape, and some of its versions give NaN gradients with a mask (pytorch#196678).
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    else:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cuda.matmul.allow_tf32 = not deterministic
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = True, False
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -182,7 +182,7 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
         if lacking := [name for name in ("__len__", "__getitem__", "lengths", "digest") if not hasattr(data, name)]:
             raise UserError(
                 f"load_data returned a {type(data).__name__} without {', '.join(lacking)}: give it the attributes of "
-                "TokenizedText in shared/text/tokenized.py; store data that can only be read in sequence by "
+                "InMemory in shared/plan/loading.py; store data that can only be read in sequence by "
                 "save_to_disk first, because a run on them could not be resumed exactly"
             )
     mine = socket.gethostname(), [data.digest() for data in datasets]

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from shared.checkpoints.progress import BestBy
@@ -186,7 +187,8 @@ class TrainingRun(Generic[Config]):
                 parameters.
         """
         plan, accelerator, model = self.plan, self.accelerator, self.model
-        self.evaluate, self._best_by, self.lengths = evaluate, best_by, lengths
+        self.evaluate, self._best_by = evaluate, best_by
+        self.lengths = lengths if lengths is None else np.asarray(lengths)
         self._tell(Hook.prepared, self)
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         self.saver = self.strategy.saver(accelerator, self.config, plan)
@@ -202,7 +204,7 @@ class TrainingRun(Generic[Config]):
         begin(accelerator, self.config, self.progress)
         self._tell(Hook.begun, self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
-        self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
+        self.monitor = Monitor(accelerator, self.lengths, self.progress.monitor, self.hooks)
         self._signals = signals.Exchange(accelerator)
 
     def steps(self) -> Iterator[int]:

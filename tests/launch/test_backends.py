@@ -29,6 +29,12 @@ def test_a_run_starts_without_the_attention_of_cudnn(monkeypatch, launched_by_no
     assert torch.backends.cuda.matmul.allow_tf32
 
 
+def test_a_run_does_not_depend_on_an_earlier_one_of_the_process():
+    for deterministic in (False, True, False):
+        starting.set_backends(deterministic)
+        assert torch.are_deterministic_algorithms_enabled() == deterministic != torch.backends.cuda.matmul.allow_tf32
+
+
 def noting(seen, function):
     """`function`, which also notes in `seen` whether it runs with TF32."""
 

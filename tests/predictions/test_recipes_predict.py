@@ -20,7 +20,7 @@ def trained(request, texts, tmp_path_factory):
     assert code.count(LOSSES[request.param][0]) == 1
     copy = folder / "copied_recipe.py"
     copy.write_text(code.replace(*LOSSES[request.param]))
-    flags = ["--max_length", 48, "--max_tokens_per_micro_batch", 96, "--max_train_steps", 4, "--eval_steps", 4]
+    flags = ["--max_length", 20, "--max_tokens_per_micro_batch", 96, "--max_train_steps", 4, "--eval_steps", 4]
     if "own_head" in request.param:
         flags += ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts)]
     return folder / "run", runs.train(runs.load(copy), folder / "run", *texts, *flags), copy

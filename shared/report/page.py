@@ -52,6 +52,8 @@ class Report(Hook):
     def ended(self, run: Any) -> None:
         """Print where the time went and where the page is."""
         config, folder = run.config, Path(run.config.output_dir)
+        if run.finished and (folder / REPORT).is_file():
+            return
         lines = read_metrics(folder / METRICS)
         # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
         compressed = config.gradient_compression != "none" or run.accelerator.is_fsdp2

@@ -213,7 +213,7 @@ def finished(
     if (results := on_main_process(accelerator, read_results)) is None:
         return False
     progress.results, note = results, compare_data(accelerator, config, progress, load_data)
-    on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
+    on_writers(accelerator, config, lambda: clean_up(output_dir))
     accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
     return True
 
@@ -299,17 +299,19 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     progress.started = time.perf_counter()
     output_dir = Path(config.output_dir)
 
-    def clean_up() -> None:
-        signals.remove_marker(output_dir)
-        resuming.remove_partials(output_dir)
-        remove_unfinished(output_dir)
-
     def write() -> None:
-        cut_metrics(output_dir / "metrics.jsonl", progress.step)
+        cut_metrics(output_dir / "metrics.jsonl", progress.step, progress.evaluation_owed)
         options.save(config, output_dir / "config.yaml")
 
-    on_writers(accelerator, config, clean_up)
+    on_writers(accelerator, config, lambda: clean_up(output_dir))
     on_main_process(accelerator, write)
+
+
+def clean_up(output_dir: Path) -> None:
+    """Remove what an interrupted start left: its marker, and what it did not write to the end."""
+    signals.remove_marker(output_dir)
+    resuming.remove_partials(output_dir)
+    remove_unfinished(output_dir)
 
 
 def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:

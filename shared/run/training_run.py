@@ -101,8 +101,10 @@ class TrainingRun(Generic[Config]):
             opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self.checkpoint = opened
             self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
-            if self.finished and not self.config.dry_run:  # this start may be the first one with --push_to_hub
+            if self.finished and not self.config.dry_run:  # what an earlier start did not do, or was killed before
                 self._tell(Hook.exported, Path(self.config.output_dir) / "model")
+                if self.accelerator.is_main_process:
+                    self._tell(Hook.ended, self)
             self._closing = stack.pop_all()
         return self
 

@@ -56,9 +56,7 @@ def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
 
 
 def cut_metrics(metrics_file: Path, step: int, evaluation_owed: bool = False) -> None:
-    """Remove the lines after `step`, and the summary of a finished run, from metrics.jsonl; at step 0, all lines.
-
-    If the evaluation after `step` is made again, its line is removed, too.
+    """Remove what comes after `step`, an evaluation there that is owed, and a final summary; at step 0, all lines.
 
     Raises:
         UserError: the file is not a metrics.jsonl.

@@ -166,8 +166,7 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
                 "TokenizedText in shared/text/tokenized.py; store data that can only be read in sequence by "
                 "save_to_disk first, because a run on them could not be resumed exactly"
             )
-    mine = socket.gethostname(), [data.digest() for data in datasets]
-    everybody = gather(accelerator, mine)
+    everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
     main, digests = everybody[0]
     for rank, (host, theirs) in enumerate(everybody):
         if theirs != digests:
@@ -206,9 +205,8 @@ def finished(
         grown = any(stored[name] != getattr(config, name) for name in fields_with(type(config), Meaning.MAY_GROW))
         if not lines or "train_runtime" not in lines[-1] or grown:
             return None
-        evaluated = (line for line in reversed(lines) if any(name.startswith("eval_") for name in line))
-        last = next(evaluated, {})
-        return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
+        scores = ({key: float(line[key]) for key in line if key.startswith("eval_")} for line in reversed(lines))
+        return next(filter(None, scores), {})
 
     if (results := on_main_process(accelerator, read_results)) is None:
         return False
@@ -309,7 +307,7 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
 
 def clean_up(output_dir: Path) -> None:
     """Remove what an interrupted start left: its marker, and what it did not write to the end."""
-    signals.remove_marker(output_dir)
+    (output_dir / signals.MARKER).unlink(missing_ok=True)
     resuming.remove_partials(output_dir)
     remove_unfinished(output_dir)
 

@@ -98,8 +98,7 @@ class TrainingRun(Generic[Config]):
             self.accelerator = starting.start(self.config)
             stack.enter_context(draws.seeded(self.accelerator.device, self.config.seed))
             self._tell(Hook.opened, self)
-            opened = open_run(self.accelerator, self.config, self.hooks)
-            self.config, self.progress, self.checkpoint = opened
+            self.config, self.progress, self.checkpoint = open_run(self.accelerator, self.config, self.hooks)
             self.finished = finished(self.accelerator, self.config, self.progress, lambda: self._load_data(self.config))
             if self.finished and not self.config.dry_run:  # what an earlier start did not do, or was killed before
                 self._tell(Hook.exported, Path(self.config.output_dir) / "model")

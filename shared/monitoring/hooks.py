@@ -96,7 +96,7 @@ class Hook:
         """The model is in `folder`."""
 
     def ended(self, run: Any) -> None:
-        """The run is complete, with the last line of metrics.jsonl. Only the main process calls this."""
+        """The run is complete, with the last line of metrics.jsonl; or was before. Only the main process calls this."""
 
     def closed(self) -> None:
         """The run has ended, or a signal ends it after its last checkpoint."""

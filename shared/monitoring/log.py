@@ -55,16 +55,20 @@ def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
     ]
 
 
-def cut_metrics(metrics_file: Path, step: int) -> None:
-    """Remove the lines after `step`, and the summary of a finished run, from metrics.jsonl; at step 0, all lines.
+def cut_metrics(metrics_file: Path, step: int, evaluation_owed: bool = False) -> None:
+    """Remove what comes after `step`, an evaluation there that is owed, and a final summary; at step 0, all lines.
 
     Raises:
         UserError: the file is not a metrics.jsonl.
     """
     if not metrics_file.exists():
         return
-    known = [text for text, line in parsed_lines(metrics_file) if line["step"] <= step and "train_runtime" not in line]
-    replace_file(metrics_file, "".join(f"{text}\n" for text in known if step > 0))
+
+    def kept(line: Mapping[str, Any]) -> bool:
+        made_again = evaluation_owed and line["step"] == step and "loss" not in line
+        return 0 < line["step"] <= step and "train_runtime" not in line and not made_again
+
+    replace_file(metrics_file, "".join(f"{text}\n" for text, line in parsed_lines(metrics_file) if kept(line)))
 
 
 def parsed_lines(metrics_file: Path) -> list[tuple[str, dict[str, Any]]]:

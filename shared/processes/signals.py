@@ -64,9 +64,8 @@ class Heard:
 
     def mark(self) -> None:
         """Write the marker of a process that ends with nothing to save, and print a line."""
-        rank = int(os.environ.get("RANK", 0))
         if self.output_dir:
-            write_marker(self.output_dir, None, {rank: self.signal})
+            write_marker(self.output_dir, None, {int(os.environ.get("RANK", 0)): self.signal})
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             print("interrupted with nothing to save: start again to resume", file=sys.stderr, flush=True)
 
@@ -190,11 +189,6 @@ def write_marker(output_dir: Path, step: int | None, received: Mapping[int, int]
         replace_file(output_dir / MARKER, json.dumps(content) + "\n")
     except OSError as error:  # the run ends anyway
         print(f"{output_dir / MARKER} could not be written ({error}): the run ends anyway", file=sys.stderr)
-
-
-def remove_marker(output_dir: str | Path) -> None:
-    """Remove the marker: the run has started again or has finished."""
-    (Path(output_dir) / MARKER).unlink(missing_ok=True)
 
 
 class Exchange:

@@ -52,11 +52,12 @@ class Report(Hook):
     def ended(self, run: Any) -> None:
         """Print where the time went and where the page is."""
         config, folder = run.config, Path(run.config.output_dir)
+        if run.finished and (folder / REPORT).is_file():
+            return
         lines = read_metrics(folder / METRICS)
         # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
         compressed = config.gradient_compression != "none" or run.accelerator.is_fsdp2
-        unpacked = getattr(config, "packing", None) is False
-        if said := breakdown(lines, compressed, unpacked):
+        if said := breakdown(lines, compressed, unpacked=getattr(config, "packing", None) is False):
             put(said)
         with not_fatal(CURVES):
             draw_curves(lines, folder / CURVES)

@@ -185,8 +185,7 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
                 "InMemory in shared/plan/loading.py; store data that can only be read in sequence by "
                 "save_to_disk first, because a run on them could not be resumed exactly"
             )
-    mine = socket.gethostname(), [data.digest() for data in datasets]
-    everybody = gather(accelerator, mine)
+    everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
     main, digests = everybody[0]
     for rank, (host, theirs) in enumerate(everybody):
         if theirs != digests:
@@ -227,17 +226,19 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     progress.started = time.perf_counter()
     output_dir = Path(config.output_dir)
 
-    def clean_up() -> None:
-        signals.remove_marker(output_dir)
-        resuming.remove_partials(output_dir)
-        remove_unfinished(output_dir)
-
     def write() -> None:
-        cut_metrics(output_dir / "metrics.jsonl", progress.step)
+        cut_metrics(output_dir / "metrics.jsonl", progress.step, progress.evaluation_owed)
         options.save(config, output_dir / "config.yaml")
 
-    on_writers(accelerator, config, clean_up)
+    on_writers(accelerator, config, lambda: clean_up(output_dir))
     on_main_process(accelerator, write)
+
+
+def clean_up(output_dir: Path) -> None:
+    """Remove what an interrupted start left: its marker, and what it did not write to the end."""
+    (output_dir / signals.MARKER).unlink(missing_ok=True)
+    resuming.remove_partials(output_dir)
+    remove_unfinished(output_dir)
 
 
 def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:

@@ -27,7 +27,7 @@ from shared.plan.loading import Loader
 from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import begin, open_run, refuse_another_plan, refuse_changed_data
+from shared.run.resume import begin, clean_up, open_run, refuse_another_plan, refuse_changed_data
 from shared.run.warm_up import check_loss, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -119,11 +119,15 @@ class TrainingRun(Generic[Config]):
             UserError: names the difference.
         """
         refuse_changed_data(self.accelerator, self.progress, *datasets)
-        if self.finished:
-            collectives.on_main_process(self.accelerator, lambda: signals.remove_marker(self.config.output_dir))
-            self.accelerator.print(f"{self.config.output_dir} holds this run, finished: {self.results}")
-            if not self.config.dry_run:  # this start may be the first one with --push_to_hub
-                self._tell(Hook.exported, Path(self.config.output_dir) / "model")
+        if not self.finished:
+            return
+        folder = Path(self.config.output_dir)
+        collectives.on_writers(self.accelerator, self.config, lambda: clean_up(folder))
+        self.accelerator.print(f"{folder} holds this run, finished: {self.results}")
+        if not self.config.dry_run:  # what an earlier start did not do, or was killed before
+            self._tell(Hook.exported, folder / "model")
+            if self.accelerator.is_main_process:
+                self._tell(Hook.ended, self)
 
     def prepare(
         self,

@@ -56,15 +56,18 @@ def test_every_value_is_on_disk_at_once_as_valid_json_and_is_read_back_unchanged
         assert type(back[key]) is type(value)
 
 
-@given(st.lists(st.integers(1, 20), max_size=12), st.integers(0, 20), st.integers(1, 40))
-def test_a_cut_keeps_exactly_the_complete_lines_up_to_the_step(tmp_path_factory, steps, step, torn):
+@given(st.lists(st.integers(1, 20), max_size=12), st.integers(0, 20), st.integers(1, 40), st.booleans())
+def test_a_cut_keeps_exactly_the_complete_lines_up_to_the_step(tmp_path_factory, steps, step, torn, owed):
     file = tmp_path_factory.mktemp("run") / "metrics.jsonl"
-    texts = [json.dumps({"step": one, "loss": 1.5, "order": number}) for number, one in enumerate(steps)]
+    kinds = "loss", "eval_loss"
+    texts = [json.dumps({"step": one, kinds[number % 2]: 1.5, "order": number}) for number, one in enumerate(steps)]
     summary = json.dumps({"step": 1, "train_runtime": 3.0})  # of a finished run, which goes on
     last = json.dumps({"step": 1, "loss": 2.5})
     file.write_text("".join(text + "\n" for text in (*texts, summary)) + last[: min(torn, len(last) - 1)])
-    cut_metrics(file, step)
-    assert file.read_text() == "".join(text + "\n" for text, one in zip(texts, steps, strict=True) if one <= step)
+    cut_metrics(file, step, evaluation_owed=owed)
+    last = [step, step - owed]  # of each kind; an evaluation that is owed is made again
+    kept = [text for number, text in enumerate(texts) if steps[number] <= last[number % 2]]
+    assert file.read_text() == "".join(text + "\n" for text in kept)
 
 
 def test_a_crash_during_the_cut_leaves_the_old_file(tmp_path, monkeypatch):

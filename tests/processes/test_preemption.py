@@ -181,6 +181,9 @@ def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninter
     assert (step in evaluated) is False, "an incomplete evaluation was recorded"
 
     heard.signal, heard.something_to_save = 0, False
+    if owed:
+        with (output / "metrics.jsonl").open("a") as file:  # of a start that was killed after this evaluation
+            file.write(json.dumps({"step": step, "eval_loss": 1.0}) + "\n")
     runs.train(recipe, output, *texts, *FLAGS)
     assert not (output / "PREEMPTED").exists()
     weights = [folder / "model/model.safetensors" for folder in (output, whole)]
@@ -207,10 +210,11 @@ def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_agai
     assert runs.metrics(tmp_path / "run")[-1]["step"] == stopped
 
 
-def test_a_finished_run_has_no_marker(recipe, texts, whole):
+def test_the_next_start_of_a_finished_run_writes_the_report_that_it_lacks_and_removes_the_marker(recipe, texts, whole):
     signals.write_marker(whole, None, {0: signal.SIGTERM})  # the signal came as the run ended
+    (whole / "report.html").rename(whole / "report.html.partial-1")
     runs.train(recipe, whole, *texts, *FLAGS)
-    assert not (whole / "PREEMPTED").exists()
+    assert {path.name for path in whole.iterdir()} == runs.FILES | {"mistakes.json"}
 
 
 # Launched

@@ -163,7 +163,7 @@ def test_the_end_of_a_run_says_where_its_time_went_and_where_its_pictures_are(tm
     write_run(tmp_path, [{"step": 10} | TRAINING | shares, {"step": 10, "train_runtime": 5.0}])
     config = SimpleNamespace(output_dir=str(tmp_path), gradient_compression="none")
     (tmp_path / "curves.png").mkdir()
-    Report().ended(SimpleNamespace(config=config, accelerator=SimpleNamespace(is_fsdp2=False)))
+    Report().ended(SimpleNamespace(config=config, accelerator=SimpleNamespace(is_fsdp2=False), finished=False))
     said = capsys.readouterr()
     assert said.out.startswith("  where 5.0 s went: 75 % compute, 1 % data, 20 % communication, 4 % outs")
     assert said.out.endswith(f"\n  {tmp_path / 'report.html'} shows the run in a browser\n")

@@ -122,7 +122,7 @@ def normalization_of(processor: Any, name: str) -> tuple[tuple[float, ...], tupl
 
 def make_classifier(config: Any, names: tuple[str, ...]) -> nn.Module:
     """Return a classifier for the classes `names`: pretrained (`load_classifier`) or new (`new_classifier`)."""
-    head = head_for(names)
+    head = head_for(names, problem_type=None)  # a pretrained config may name another task
     if config.from_scratch or not config.model_name_or_path:
         return new_classifier(config, head)
     name, revision = config.model_name_or_path, config.revision

@@ -71,9 +71,9 @@ def images(tmp_path_factory):
 
 
 def write_model(folder, family, processor=True, **changed):
-    """Write a classifier with random weights for ImageNet's classes, and an image processor for 32 x 32 pixels."""
+    """Write a model of several labels per image, with random weights, and an image processor for 32 x 32 pixels."""
     kind, sizes = FAMILIES[family]
-    config = getattr(transformers, f"{family}Config")(**sizes)
+    config = getattr(transformers, f"{family}Config")(problem_type="multi_label_classification", **sizes)
     torch.manual_seed(0)
     getattr(transformers, f"{family}ForImageClassification")(config).save_pretrained(folder)
     if processor:

@@ -9,7 +9,7 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (36, 6_300),
+    "diabetes": (36, 6_200),
     "nlp": (80, 14_310),
     "mlm": (80, 14_300),
     "token_classification": (79, 14_250),

@@ -47,7 +47,7 @@ class UserError(Exception):
 
 
 class Preempted(Exception):
-    """The run received a signal and has saved its state; `shared.run.command` ends every process with exit code 143."""
+    """A signal ends the run, and its state is saved, if any; `shared.run.command` ends every process with code 143."""
 
 
 def first_line(error: BaseException) -> str:
@@ -74,6 +74,7 @@ def about(setting: str) -> Iterator[None]:
     except (UserError, Preempted, AssertionError, MemoryError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
+        out_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which this module does not import
+        if out_of_memory or (isinstance(error, OSError) and error.errno in NO_SPACE):
             raise
         raise UserError(f"{setting}: {first_line(error)}") from error

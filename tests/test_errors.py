@@ -3,6 +3,7 @@
 import errno
 
 import pytest
+import torch
 
 from shared.errors import UserError, about, count_of
 
@@ -18,7 +19,10 @@ def test_the_error_of_a_library_becomes_one_line_with_the_setting():
         raise ValueError("\nCSV parse error\nat line 3")
 
 
-@pytest.mark.parametrize("error", [UserError("ours"), OSError(errno.ENOSPC, "full"), MemoryError(), AssertionError()])
+@pytest.mark.parametrize(
+    "error",
+    [UserError("ours"), OSError(errno.ENOSPC, "full"), MemoryError(), torch.OutOfMemoryError(), AssertionError()],
+)
 def test_our_own_errors_and_lack_of_space_or_memory_pass(error):
     with pytest.raises(type(error)) as caught, about("--train_file a.csv"):
         raise error

@@ -71,7 +71,7 @@ class Saver:
                 f"accelerator.register_for_checkpointing: a checkpoint cannot hold {listed(wrong)}: register "
                 "modules of torch"
             )
-        self.writes = self.takes_part = writes(accelerator, config)
+        self.writes = self.takes_part = writes(accelerator, config)  # under FSDP, every process takes part
         self.settings = options.plain(config)
         self.versions = versions()
         self.in_background = True
@@ -112,8 +112,8 @@ class Saver:
     def _begin(self) -> None:
         """Begin to copy and write the state, or write it."""
         progress = self.progress
+        tensors, values = self._state_of_objects()
         with about("a checkpoint cannot hold the state of an optimizer"):
-            tensors, values = self._state_of_objects()
             content = json.dumps(self.state(progress) | values, indent=1).encode()
         self.job = Job(
             folders.path_of(self.config.output_dir, progress.step),

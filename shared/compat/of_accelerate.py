@@ -10,7 +10,9 @@ from shared.errors import UserError, count_of
 
 
 def prepared(accelerator: Any) -> tuple[nn.Module, Any, list[Any]]:
-    """`Accelerator._models`, `_optimizers`, `_custom_objects`: the wrapped model and optimizer, and registered objects.
+    """`Accelerator._models`, `_optimizers`, `_custom_objects`: model, wrapped optimizer, and registered objects.
+
+    Accelerate keeps the model that it has not yet wrapped in DDP, so no name of a weight begins with "module.".
 
     The last one is the list itself, which `register_for_checkpointing` extends. Schedulers and loaders are functions of
     the config and the step: Accelerate must not have prepared any (`_schedulers`, `_dataloaders`).

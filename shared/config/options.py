@@ -135,7 +135,8 @@ class Options:
         ("load_best_model_at_end", "metric_for_best_model"),
         ("greater_is_better", "metric_for_best_model"),
     )
-    """Pairs of fields in which the first has no effect without the second, or without the values of it that follow."""
+    """Pairs of fields in which the first has no effect without the second, or without the values of it that follow.
+    Values that the second field cannot have are ignored."""
 
     SAVES_MEMORY: ClassVar[str | None] = None
     """A flag of these settings that lowers memory and does not affect the result."""
@@ -245,7 +246,9 @@ def check(config: Options) -> None:
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()
-    for name, other, *values in config.NEEDS:
+    kinds = command_line.kinds_of(config_class)
+    for name, other, *known in config.NEEDS:
+        values = [value for value in known if kinds[other].accepts(value)]  # a subclass may have more of them
         if name in given and (given.get(other) not in values if values else other not in given):
             needed = " ".join([f"--{other}", " or ".join(values)]).strip()
             raise UserError(f"--{name} {given[name]} has no effect without {needed}: give both, or neither")

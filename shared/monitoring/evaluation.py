@@ -1,11 +1,13 @@
 """The pass over the validation data on any number of processes, which counts each sample once, in dataset order."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from shared.checkpoints.progress import BestBy
 from shared.config.options import Options
@@ -17,6 +19,18 @@ from shared.processes import signals
 NUMBERS_AT_ONCE = 2**24  # that travel in one collective call: 64 or 128 MiB
 SAME = 1e-3  # relative, of scores: kinds of machines round differently
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The modules of a model are in evaluation mode; afterwards, each has its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:
@@ -73,17 +87,17 @@ def collect(
         Predictions of `shape` and losses [samples] on every process, in the order of the data. None if a signal cut the
         pass short.
     """
-    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
+    model = accelerator.unwrap_model(model)  # DDP's wrapper would wait for processes that have no batch
     numbers: list[np.ndarray] = []
     rows: list[torch.Tensor] = []
-    for micro_batch, batch in signals.watch(accelerator, batches):
-        seed_dropout(accelerator.device, 0, micro_batch.step, micro_batch.index)
-        predictions, losses, *_ = predict(model, micro_batch, batch)
-        if micro_batch.counted:
-            numbers.append(micro_batch.samples)
-            columns = losses[:, None], predictions.reshape(len(losses), -1)
-            rows.append(torch.cat([each.double() for each in columns], dim=1))  # losses in bf16 would round classes
-    model.train()
+    with evaluating(model):
+        for micro_batch, batch in signals.watch(accelerator, batches):
+            seed_dropout(accelerator.device, 0, micro_batch.step, micro_batch.index)
+            predictions, losses, *_ = predict(model, micro_batch, batch)
+            if micro_batch.counted:
+                numbers.append(micro_batch.samples)
+                columns = losses[:, None], predictions.reshape(len(losses), -1)
+                rows.append(torch.cat([each.double() for each in columns], dim=1))  # losses in bf16 would round classes
     if signals.cut_short(accelerator):
         return None
     table = np.empty((shape[0], 1 + math.prod(shape[1:])))

@@ -18,7 +18,9 @@ class Hook:
 
     Every process calls every method, except `saved` and `ended`.
 
-    `run` is the `TrainingRun`. A hook may read all that it has at that moment, and add rows to `run.card`.
+    `run` is the `TrainingRun`. A hook may read all that it has at that moment, and add rows to `run.card`. A hook that
+    `prepare` gets misses the moments before. A finished run that is started again has only those up to
+    `first_checkpoint`, `exported` and `ended`. A run that ends by an error, or a dry run, has no `closed`.
     """
 
     note: str = ""
@@ -54,7 +56,10 @@ class Hook:
         """The launch card is printed, and the first step comes next."""
 
     def measured(self) -> dict[str, float]:
-        """Figures of this process since the last reading, which are gathered from all processes."""
+        """Figures of this process since the last reading, which are gathered from all processes.
+
+        A save asks for them, too. A reading ends with `figures`: begin anew there.
+        """
         return {}
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:

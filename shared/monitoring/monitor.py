@@ -143,20 +143,20 @@ class Monitor:
         self.window_started, self.beside = self.read_at, dict.fromkeys(BESIDE, 0.0)
         return figures
 
-    def refuse_divergence(self, output_dir: str, last_step: int | None = None) -> None:
+    def refuse_skipped_updates(self, output_dir: str, last_step: int | None = None) -> None:
         """End the run if ten updates in a row were skipped before the last reading.
 
         At the end of the run, given as `last_step`, updates after that reading count as well. A run of fewer than ten
         steps ends if all its updates were skipped.
 
         Raises:
-            UserError: gives the number, and names the last checkpoint that was saved after a finite update.
+            UserError: gives the number, and names the last checkpoint from which the run can go on.
         """
         if last_step is not None:
             self._sum_up()
         in_a_row = self.most_in_a_row
         if in_a_row >= MAX_SKIPPED_IN_A_ROW or 0 < in_a_row == last_step:
-            good = filter(after_finite_update, resuming.complete(output_dir).values())
+            good = filter(is_good, resuming.complete(output_dir).values())
             raise UserError(
                 f"the gradients of {in_a_row} steps in a row were not finite, and their updates were "
                 "skipped: lower --learning_rate, or use --mixed_precision bf16 or no; last good checkpoint: "
@@ -277,8 +277,12 @@ class Monitor:
         self.fed = []
 
 
-def after_finite_update(checkpoint: Path) -> bool:
-    """Whether a checkpoint was saved after a finite update; False if it cannot be read, or has just been removed."""
+def is_good(checkpoint: Path) -> bool:
+    """Whether a checkpoint was saved after a finite update, and a run that resumes from it does not end at once.
+
+    False if it cannot be read, or has just been removed.
+    """
     with suppress(OSError, ValueError):
-        return not resuming.read_state(checkpoint)["monitor"]["in_a_row"]
+        state = resuming.read_state(checkpoint)["monitor"]
+        return not state["in_a_row"] and state["most_in_a_row"] < MAX_SKIPPED_IN_A_ROW
     return False

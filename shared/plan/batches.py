@@ -47,6 +47,8 @@ class Plan:
     """The steps of a run, as seen by one process.
 
     The cost of a step is a function of G. Nothing of N elements is copied: `lengths` and `weights` may be memory maps.
+    `TrainingRun.prepare` or a hook sets the fields that are no arguments, and perhaps `equal_counts`: before that, the
+    cut of a step is not final.
 
     Raises:
         UserError: G is smaller than the number of processes, or a sample does not fit the budget.

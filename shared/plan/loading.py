@@ -65,7 +65,7 @@ class Loader:
                 "the number of the samples to train on"
             )
         self.plan = plan
-        self.seconds_waited = 0.0  # waiting for data since the start; the monitor reads differences
+        self.seconds_waited = 0.0  # waiting for data since the start
         if num_workers is None:
             num_workers = 0 if device.type == "cpu" else 2
         self.num_workers = num_workers

@@ -179,7 +179,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def refuse(error: UserError) -> NoReturn:
+def exit_with_error(error: UserError) -> NoReturn:
     """End this process with exit code 2; the process with the lowest local rank that is refused prints its error.
 
     Processes of one machine wait up to 10 s for each other: after the first exit, the launcher kills the others.

@@ -237,8 +237,8 @@ def end_run(accelerator: Any, output_dir: str, step: int, saver: Any, close: Cal
     `close` is called after the checkpoint, because an upload may take longer than the scheduler allows.
 
     Raises:
-        Preempted: in every other case.
         UserError: the checkpoint could not be saved.
+        Preempted: it is saved.
     """
     saver.finish()
     received = gather(accelerator, heard.signal)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -36,7 +36,6 @@ def set_backends(deterministic: bool) -> None:
 
 
 WITHOUT_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver", "you might not have a CUDA gpu")
-Config = TypeVar("Config", bound=options.Options)
 
 
 def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -> Any:

@@ -12,24 +12,25 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from shared.config import options
+from shared.config.options import AnyConfig
 from shared.disk import NO_SPACE
 from shared.errors import Preempted, UserError
 from shared.plan.loading import shape_of_current_batch
 from shared.processes import ending, signals
-from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
-from shared.processes.starting import Config
+from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, exit_with_error
 
 
 def run(
-    main: Callable[[Config], object],
-    config_class: type[Config],
-    parse: Callable[[type[Config]], Config] = options.parse,
+    main: Callable[[AnyConfig], object],
+    config_class: type[AnyConfig],
+    parse: Callable[[type[AnyConfig]], AnyConfig] = options.parse,
 ) -> None:
     """Parse the command line with `parse(config_class)`, call `main(config)`, and end every process cleanly.
 
     A `UserError`, a full disk or a lack of memory becomes one line on stderr and exit code 2 on every process. SIGTERM,
-    SIGUSR1, SIGHUP and Ctrl-C give exit code 143, after a checkpoint if there is anything to save. The processes leave
-    through `os._exit`: an interpreter that shuts down while gloo's threads run may abort and lose the exit code.
+    SIGUSR1, SIGHUP and Ctrl-C give exit code 143, after a checkpoint if there is anything to save. In these cases the
+    processes leave through `os._exit`: an interpreter that shuts down while gloo's threads run may abort and lose the
+    exit code.
     """
     signals.die_with_launcher()
     gc.freeze()  # collections skip the imported modules, so the start takes 0.4 s less
@@ -46,12 +47,14 @@ def run(
     except Preempted:
         exit_now(signals.EXIT_PREEMPTED)
     except UserError as error:
-        refuse(error)
+        exit_with_error(error)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_SPACE:
-            refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
+            exit_with_error(
+                UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint")
+            )
         if ran_out(error):
-            refuse(UserError(advice(config)))
+            exit_with_error(UserError(advice(config)))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it
             if peer.line and not ending.peers_that_ended(EXIT_USER_ERROR):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
+from shared.config.options import AnyConfig
 from shared.disk import remedy, remove_unfinished
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
@@ -31,12 +32,10 @@ from shared.plan.batches import Plan
 from shared.processes import folder_lock, signals
 from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
 
-Config = TypeVar("Config", bound=options.Options)
-
 
 def open_run(
-    accelerator: Any, config: Config, hooks: Sequence[Hook] = ()
-) -> tuple[Config, Progress, Path | None, bool]:
+    accelerator: Any, config: AnyConfig, hooks: Sequence[Hook] = ()
+) -> tuple[AnyConfig, Progress, Path | None, bool]:
     """Open `--output_dir`: the resolved config, the progress to resume from, and its checkpoint (None at the start).
 
     The last value says whether the folder holds this run, finished: its model is exported, and the config does not

@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 from torch import Tensor, nn
 
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
-from shared.config.options import Options
+from shared.config.options import AnyConfig
 from shared.errors import UserError
 from shared.monitoring.evaluation import differing_scores
 from shared.monitoring.hooks import Hook, Value
@@ -30,7 +30,6 @@ from shared.run.launch_card import launch_card
 from shared.run.resume import begin, clean_up, open_run, refuse_another_plan, refuse_changed_data
 from shared.run.warm_up import check_loss, run_warm_up_pass
 
-Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
 
 
@@ -56,7 +55,7 @@ class Ddp:
         return accelerator.get_state_dict(model)
 
 
-class TrainingRun(Generic[Config]):
+class TrainingRun(Generic[AnyConfig]):
     """A run of a recipe; each process has one.
 
     As a context manager it connects the processes and locks the output folder. When the block ends, even by an error,
@@ -82,16 +81,16 @@ class TrainingRun(Generic[Config]):
     """
 
     accelerator: Any
-    config: Config
+    config: AnyConfig
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: AnyConfig) -> None:
         self.config = config
         self.hooks: list[Hook] = config.hooks()
         self.strategy, self.export = Ddp(), Export()
         self.card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
-    def __enter__(self) -> "TrainingRun[Config]":
+    def __enter__(self) -> "TrainingRun[AnyConfig]":
         with contextlib.ExitStack() as stack:
             stack.enter_context(starting.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
@@ -113,7 +112,7 @@ class TrainingRun(Generic[Config]):
     def check_data(self, *datasets: Any) -> None:
         """Refuse data sets that differ between machines or have changed since the run began.
 
-        Of a finished run, this prints the result.
+        Of a finished run, this prints the result, and does what an earlier start did not do after the export.
 
         Raises:
             UserError: names the difference.
@@ -122,9 +121,9 @@ class TrainingRun(Generic[Config]):
         if not self.finished:
             return
         folder = Path(self.config.output_dir)
-        collectives.on_writers(self.accelerator, self.config, lambda: clean_up(folder))
         self.accelerator.print(f"{folder} holds this run, finished: {self.results}")
         if not self.config.dry_run:  # what an earlier start did not do, or was killed before
+            collectives.on_writers(self.accelerator, self.config, lambda: clean_up(folder))
             self._tell(Hook.exported, folder / "model")
             if self.accelerator.is_main_process:
                 self._tell(Hook.ended, self)
@@ -132,7 +131,7 @@ class TrainingRun(Generic[Config]):
     def prepare(
         self,
         model: nn.Module,
-        make_optimizer: Callable[[nn.Module, Config], Any],
+        make_optimizer: Callable[[nn.Module, AnyConfig], Any],
         loader: Loader,
         compute_loss: Callable[[MicroBatch, Any], Tensor],
         *hooks: Hook,
@@ -140,7 +139,8 @@ class TrainingRun(Generic[Config]):
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
         Args:
-            model: on any device.
+            model: on any device. It is set to training mode; to train with a part in evaluation mode, set that
+                afterwards.
             make_optimizer: called with the model, once `strategy` has placed it, and the settings. It returns an
                 optimizer; several become one by `ChainedOptimizers` (shared/models/optimizers.py).
             loader: gives the micro-batches; its plan is the run's.
@@ -257,7 +257,7 @@ class TrainingRun(Generic[Config]):
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
             require_schedule(self.optimizer, learning_rate)
             self._write(self.monitor.read(float(grad_norm)) | {"learning_rate": learning_rate})
-            self.monitor.refuse_divergence(self.config.output_dir)
+            self.monitor.refuse_skipped_updates(self.config.output_dir)
 
     def evaluate_if_due(self) -> None:
         """Evaluate and log the scores if --eval_steps is due."""
@@ -295,7 +295,7 @@ class TrainingRun(Generic[Config]):
             return {}
         self.saver.finish()
         signals.all_saved()
-        self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
+        self.monitor.refuse_skipped_updates(self.config.output_dir, self.progress.step)
         self.saver.load_best(self.progress)
         self._tell(Hook.before_export, model)
         self.notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from shared.errors import UserError, listed
+from shared.monitoring.evaluation import evaluating
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 
@@ -71,18 +72,6 @@ def check_loss(
             f"compute_loss gives {once:g} for a micro-batch, and the same if each sample is in it twice, as a mean "
             f"does: {contract}"
         )
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The modules of a model are in evaluation mode; afterwards, each has its own mode again."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:

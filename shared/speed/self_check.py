@@ -14,7 +14,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from shared.errors import say
-from shared.run.warm_up import evaluating
+from shared.monitoring.evaluation import evaluating
 from shared.speed.layers import in_float32
 
 TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it

@@ -124,7 +124,7 @@ def test_help_lists_every_flag_and_parsing_imports_no_heavy_package(tmp_path: Pa
         ({"seed": 10**23}, f"--seed {10**23}: must be at most {2**31 - 1}"),
         (
             {"adam_beta1": 0.5, "optim": "sgd"},
-            "--adam_beta1 0.5 has no effect without --optim adamw or muon: give both, or neither",
+            "--adam_beta1 0.5 has no effect without --optim adamw: give both, or neither",
         ),
         ({"text_column_names": ["text", 1]}, "--text_column_names ('text', 1): expected a string, or several"),
         ({"output_dir": "s3://x"}, "--output_dir s3://x is a URL: give a folder (mirrors: docs/checkpoints.md)"),

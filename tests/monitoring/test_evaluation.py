@@ -127,11 +127,14 @@ def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_d
             for counted in (True, False)
         ]
 
-        def predict(_, __, mine):
+        def predict(model, _, mine):
+            assert not model.training
             return mine.argmax(1) + 1000, mine[:, 0].bfloat16(), mine  # bf16 cannot hold these classes
 
         scorer = Scorer(metrics, predict)
-        found = evaluation.collect(accelerator, nn.Identity(), batches, scorer, (total,))
+        model = nn.Sequential(nn.Identity(), nn.Identity().eval())  # a recipe may keep a part in evaluation mode
+        found = evaluation.collect(accelerator, model, batches, scorer, (total,))
+        assert [part.training for part in model.modules()] == [True, True, False]
         return *found, scorer.probabilities(accelerator, total)
 
     everywhere = World(world).run(process)

@@ -179,23 +179,26 @@ def skip(watch, pattern):
 def test_ten_skipped_updates_in_a_row_end_the_run_and_name_the_last_good_checkpoint(
     accelerator, tmp_path, already_read
 ):
-    for step in (3, 20, 25):
+    for step in (3, 20, 22, 25):
         folder = tmp_path / f"checkpoints/step_{step:08d}"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
-        in_a_row = 2 if step == 20 else 0  # saved during the ten skipped updates
-        content = json.dumps({"monitor": {"in_a_row": in_a_row}})
+        saved = {
+            "in_a_row": 2 if step == 20 else 0,
+            "most_in_a_row": 10 if step == 22 else 2,
+        }  # during and after the ten
+        content = json.dumps({"monitor": saved})
         (folder / "state.json").write_text(content[: 9 if step == 25 else None])  # the last one is damaged
     (tmp_path / "checkpoints/step_00000030.partial").mkdir()
     watch = monitor(accelerator)
     skip(watch, [1] * 6)
     if already_read:  # a logging step is among the ten skipped updates
         watch.read()
-        watch.refuse_divergence(str(tmp_path))
+        watch.refuse_skipped_updates(str(tmp_path))
     skip(watch, [1] * 4 + [0])  # a finite update after the ten does not hide them
     watch.read()
     with pytest.raises(UserError, match=r"10 steps in a row .* checkpoint: .*/checkpoints/step_00000003$"):
-        watch.refuse_divergence(str(tmp_path))
+        watch.refuse_skipped_updates(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -214,14 +217,14 @@ def test_a_run_that_ends_in_skipped_updates_fails_or_prints_a_warning(
     skip(watch, pattern[:read_after])
     if read_after:
         watch.read()
-        watch.refuse_divergence(str(tmp_path))
+        watch.refuse_skipped_updates(str(tmp_path))
         watch = monitor(accelerator, state=watch.state())  # resumed
         skip(watch, pattern[read_after:])
     if expected and "warning" not in expected:
         with pytest.raises(UserError, match=expected):
-            watch.refuse_divergence(str(tmp_path), len(pattern))
+            watch.refuse_skipped_updates(str(tmp_path), len(pattern))
     else:
-        watch.refuse_divergence(str(tmp_path), len(pattern))
+        watch.refuse_skipped_updates(str(tmp_path), len(pattern))
         assert capsys.readouterr().err.startswith(expected or "")
         assert bool(expected) == (pattern[-1] == 1)
 

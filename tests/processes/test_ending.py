@@ -55,7 +55,7 @@ def refuse(monkeypatch, rank):
     with monkeypatch.context() as there:
         there.setenv("LOCAL_RANK", str(rank))
         with pytest.raises(Left):
-            ending.refuse(UserError("--seed x: give a number"))
+            ending.exit_with_error(UserError("--seed x: give a number"))
 
 
 @pytest.mark.parametrize("first", [0, 1])

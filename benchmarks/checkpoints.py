@@ -273,11 +273,11 @@ def measure_writing(folder: Path, number: int, gigabytes: float) -> dict[str, An
             with suppress(PermissionError):  # at a low priority it would measure how busy the machine is
                 os.setpriority(os.PRIO_PROCESS, thread.native_id, 0)
     assert saver.staging, "not enough memory"
-    (written,) = resuming.complete(folder / "ours").values()
+    (written,) = resuming.checkpoints_of(folder / "ours").values()
     contents = {file.name: memoryview(file.read_bytes()) for file in written.glob("*.safetensors")}
 
     def write(way: str, _: int) -> rounds.Row:
-        for before in (new, *resuming.complete(folder / "ours").values()):  # no part of the time of any way
+        for before in (new, *resuming.checkpoints_of(folder / "ours").values()):  # no part of the time of any way
             shutil.rmtree(before, ignore_errors=True)
         new.mkdir()
         plain()  # so that all ways find free memory that the machine has used before
@@ -290,7 +290,7 @@ def measure_writing(folder: Path, number: int, gigabytes: float) -> dict[str, An
 
     rows = rounds.take_turns(WRITERS, number, write)
     shutil.rmtree(new)
-    if not resuming.complete(folder / "ours"):
+    if not resuming.checkpoints_of(folder / "ours"):
         ours()
     saver.finish()
     accelerator.save_state(str(folder / "kept"))
@@ -304,7 +304,7 @@ def time_of_reading(way: str, gigabytes: float, folder: Path) -> rounds.Row:
     from shared.checkpoints import resuming
 
     accelerator, *_ = state_of_size(gigabytes)
-    (path,) = resuming.complete(folder / "ours").values()
+    (path,) = resuming.checkpoints_of(folder / "ours").values()
     saver, _ = saver_in(folder, accelerator)
     started, started_cpu = time.perf_counter(), time.process_time()
     if way == "load_state":

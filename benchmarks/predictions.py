@@ -158,7 +158,7 @@ def contestants(
                 words = [models[name], file, "--predictions_file", folder / f"{name}_{round_}.parquet", *flags]
                 by_onnx = name in BY_ONNX
                 words += ["--runtime", "onnx"] if by_onnx else ["--mixed_precision", arguments.mixed_precision]
-                predict.predict(predict.parse([str(word) for word in words]))
+                predict.predict(predict.parse_request([str(word) for word in words]))
             else:
                 classify(chosen, batch_size=size, num_workers=workers, **cut)
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu

@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 
 from shared.checkpoints.progress import BestBy
-from shared.checkpoints.resuming import complete
+from shared.checkpoints.resuming import checkpoints_of
 from shared.config.options import NOT_IN_RESULT, Meaning, Options, fields_with, load, shown
 from shared.errors import UserError, about
 from shared.fsdp.strategy import is_sharded
@@ -75,13 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print a table of results, also for two runs")
     given = parser.parse_args(arguments)
     try:
-        return print_results(given.runs) if given.table or len(given.runs) != 2 else compare(*given.runs)
+        return print_results(given.runs) if given.table or len(given.runs) != 2 else compare_runs(*given.runs)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def compare(a: Path, b: Path) -> int:
+def compare_runs(a: Path, b: Path) -> int:
     """Compare two runs, print the result, and return the exit code.
 
     Raises:
@@ -199,7 +199,7 @@ def compare_checkpoints(run_a: Path, run_b: Path) -> list[Quantity]:
     Older ones may have been removed, or saved by an interruption. A run without any checkpoint has none to compare. The
     tensors of a sharded one (FSDP2) are in files of another kind, which are not compared.
     """
-    a, b = complete(run_a), complete(run_b)
+    a, b = checkpoints_of(run_a), checkpoints_of(run_b)
     steps = sorted({*(a.keys() & b.keys()), max([*a, *b])}) if a and b else []
     pairs = {step: (a.get(step), b.get(step)) for step in steps}
     whole = {step: both for step, both in pairs.items() if not any(path and is_sharded(path) for path in both)}
@@ -210,7 +210,7 @@ def compare_tensors(name: str, folders: Mapping[int, tuple[Path | None, Path | N
     """Compare two folders for each step: a quantity for each kind of file, such as model or optimizer."""
     differences: dict[str, dict[int, tuple[float, str]]] = {}
     for step, (a, b) in folders.items():
-        parts_a, parts_b = parts_of(a), parts_of(b)
+        parts_a, parts_b = tensors_of(a), tensors_of(b)
         for part in sorted({*parts_a, *parts_b}):
             differences.setdefault(part, {})[step] = difference_of(parts_a.get(part, {}), parts_b.get(part, {}))
     return [
@@ -219,7 +219,7 @@ def compare_tensors(name: str, folders: Mapping[int, tuple[Path | None, Path | N
     ] or [Quantity(name, {})]
 
 
-def parts_of(folder: Path | None) -> dict[str, dict[str, Path]]:
+def tensors_of(folder: Path | None) -> dict[str, dict[str, Path]]:
     """The tensors of a checkpoint or an exported model, if there is one: {file, without its number: {tensor: file}}.
 
     A model may consist of several files, numbered as model-00001-of-00002.safetensors.

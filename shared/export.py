@@ -33,7 +33,7 @@ from shared.plan.loading import feed
 from shared.predict import prediction_of
 from shared.predictions.onnx import FILE, FOLDER, PACKAGES, OnnxModel, require, to_onnx, write_int8
 from shared.predictions.prediction import Prediction
-from shared.predictions.request import ModelFlags, Request, parse
+from shared.predictions.request import ModelFlags, Request, parse_request
 from shared.processes import starting
 from shared.run.export import write_folder
 from shared.run.recipes import run_work
@@ -46,7 +46,7 @@ Figures = dict[str, dict[str, float]]  # by name, then by column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(ModelFlags):
+class ExportFlags(ModelFlags):
     """The flags that only this command has."""
 
     int8: bool = False
@@ -73,15 +73,15 @@ class Measured(nn.Module):
 
 
 def parse_export(argv: Sequence[str]) -> Request:
-    """What a command line asks for: see `parse`; OUTPUT_DIR may also be the folder model/ of a run.
+    """What a command line asks for: see `parse_request`; OUTPUT_DIR may also be the folder model/ of a run.
 
     Raises:
-        UserError: see `parse` and `as_onnx`; or the export is there already, or is not possible.
+        UserError: see `parse_request` and `as_onnx`; or the export is there already, or is not possible.
     """
     first = Path(*argv[:1])
     if first.name == "model" and (first.parent / "config.yaml").is_file():
         argv = [str(first.parent), *argv[1:]]
-    request = parse(argv, Flags).as_onnx()
+    request = parse_request(argv, ExportFlags).as_onnx()
     if (request.model / FOLDER).exists():
         raise UserError(f"{request.model / FOLDER} exists: remove it, to export the model again")
     if request.is_own_model:
@@ -125,7 +125,7 @@ def write_checked(request: Request, prediction: Prediction, folder: Path) -> Fig
     """Write the ONNX file into `folder`, and return the figures of the check.
 
     Raises:
-        UserError: see `to_onnx` and `compare`.
+        UserError: see `to_onnx` and `compare_computations`.
     """
     is_embedding = request.kind == "embeddings"
     models = {PYTORCH: Measured(prediction.model, is_embedding)}
@@ -147,7 +147,7 @@ def write_checked(request: Request, prediction: Prediction, folder: Path) -> Fig
         write_int8(program, file)
         models[INT8] = Measured(OnnxModel(file), is_embedding)
         sizes[INT8] = size_of(folder.iterdir())
-    return {"size, MB": sizes} | compare(prediction, models)
+    return {"size, MB": sizes} | compare_computations(prediction, models)
 
 
 def size_of(files: Any) -> float:
@@ -156,7 +156,7 @@ def size_of(files: Any) -> float:
 
 
 @torch.no_grad()
-def compare(prediction: Prediction, models: Mapping[str, Measured]) -> Figures:
+def compare_computations(prediction: Prediction, models: Mapping[str, Measured]) -> Figures:
     """Speed of each model, largest difference of its logits from those of PyTorch, and scores.
 
     Raises:

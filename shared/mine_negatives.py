@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.config.fields import Share
-from shared.contrastive.retrieval import SCORES_AT_ONCE, task_of
+from shared.contrastive.retrieval import SCORES_AT_ONCE, retrieval_task
 from shared.contrastive.tuples import FLAG, of_columns
 from shared.errors import UserError, say
 from shared.models.linear_layers import without_tf32
@@ -31,7 +31,7 @@ from shared.plan.draws import Ints
 from shared.predict import predict
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.prediction import BLOCK_ROWS, Outputs, Prediction
-from shared.predictions.request import Flags, Request, parse
+from shared.predictions.request import Flags, Request, parse_request
 from shared.run.recipes import run_work
 
 COLUMN = "negatives"
@@ -53,10 +53,10 @@ def parse_mining(words: list[str]) -> Request:
     """What a command line asks for.
 
     Raises:
-        UserError: see `parse`, or the command line does not name an embeddings model, FILE, two columns or NEW_FILE;
-            or --corpus_file would have no effect.
+        UserError: see `parse_request`, or the command line does not name an embeddings model, FILE, two columns or
+            NEW_FILE; or --corpus_file would have no effect.
     """
-    request = parse(words, MiningFlags)
+    request = parse_request(words, MiningFlags)
     if request.kind != "embeddings":
         raise UserError(f"{request.model} has no sentence embeddings: give a model of recipes/embeddings.py")
     if request.file is None or "predictions_file" not in request.given:
@@ -122,7 +122,7 @@ def hardest_negatives(
         int64 [N, count], the numbers of the samples whose positives are the negatives; bool [N], which samples have so
         many. The numbers of the others mean nothing.
     """
-    query_rows, document_rows, pairs = task_of(*digests)
+    query_rows, document_rows, pairs = retrieval_task(*digests)
     queries = np.searchsorted(digests[0][query_rows], digests[0])  # of each sample
     first, end = (np.searchsorted(pairs[:, 0], queries, side) for side in ("left", "right"))
     documents = positives[torch.from_numpy(document_rows).to(positives.device)]

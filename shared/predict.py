@@ -26,7 +26,7 @@ from shared.predictions.images import predict_images
 from shared.predictions.labels import predict_texts
 from shared.predictions.onnx import FILE, FOLDER, OnnxModel
 from shared.predictions.prediction import Prediction, predict_table
-from shared.predictions.request import SAMPLES, Request, parse
+from shared.predictions.request import SAMPLES, Request, parse_request
 from shared.predictions.tags import predict_tags
 from shared.processes import starting
 from shared.run.command import ran_out
@@ -60,7 +60,7 @@ def predict(request: Request, how: Predict | None = None) -> dict[str, float]:
             if config.runtime:
                 prediction.model = OnnxModel(request.model / FOLDER / FILE)
                 prediction.notes["runtime"] = f"onnxruntime, {prediction.model.file}"
-            record = parts.run(accelerator, request, prediction)
+            record = parts.predict_in_parts(accelerator, request, prediction)
         except Exception as error:
             if not ran_out(error):
                 raise
@@ -91,4 +91,4 @@ def prediction_of(accelerator: Any, request: Request, how: Predict | None = None
 
 
 if __name__ == "__main__":
-    run_work(lambda: predict(parse(sys.argv[1:])))
+    run_work(lambda: predict(parse_request(sys.argv[1:])))

@@ -54,10 +54,10 @@ def main(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     if given.recipe and not given.recipe.is_file():
         parser.error(f"{given.recipe} is not a file")
-    run_work(lambda: check(given.timeout, given.recipe, given.flags))
+    run_work(lambda: check_machines(given.timeout, given.recipe, given.flags))
 
 
-def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
+def check_machines(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     """Connect the processes as a run does, time an all-reduce, print the results, and dry run the recipe.
 
     Raises:

@@ -52,14 +52,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "python -m shared.prepare", usage, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--shard", type=task_of, default=(0, 1))
+    either.add_argument("--shard", type=parse_task, default=(0, 1))
     either.add_argument("--to", type=folder_here)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     return parser.parse_args(argv)
 
 
-def task_of(value: str) -> tuple[int, int]:
+def parse_task(value: str) -> tuple[int, int]:
     """The task I and the number of tasks N from "I/N"."""
     task, _, tasks = value.partition("/")
     if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from shared.compare import LOSS, OPTIMIZER, WEIGHTS, Quantity, allowed, difference_of, main, parts_of, relative
+from shared.compare import LOSS, OPTIMIZER, WEIGHTS, Quantity, allowed, difference_of, main, relative, tensors_of
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_the_difference_is_infinite_for_other_tensors_and_for_values_that_are_no
     def difference(**changed):
         (tmp_path / "b").mkdir(exist_ok=True)
         save_file(weights | changed, tmp_path / "b" / "model.safetensors")
-        return difference_of(*(parts_of(tmp_path / name)["model"] for name in "ab"))
+        return difference_of(*(tensors_of(tmp_path / name)["model"] for name in "ab"))
 
     (tmp_path / "a").mkdir()
     for number, (name, tensor) in enumerate(weights.items()):  # a model in several files is the same model

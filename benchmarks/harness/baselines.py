@@ -139,12 +139,12 @@ def tfidf_retrieval(train: pa.Table, validation: pa.Table) -> Scores:
     import torch
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    from shared.contrastive.retrieval import NAMES, figures, task_of
+    from shared.contrastive.retrieval import NAMES, figures, retrieval_task
 
     model = TfidfVectorizer(sublinear_tf=True, token_pattern=r"[a-z]+|\d+")
     model.fit(train["anchor"].to_pylist() + train["positive"].to_pylist())
     texts = [np.array(validation[name].to_pylist()) for name in ("anchor", "positive")]
-    *rows_of_texts, pairs = task_of(*texts)
+    *rows_of_texts, pairs = retrieval_task(*texts)
     queries, documents = (model.transform(column[rows]) for column, rows in zip(texts, rows_of_texts, strict=True))
     similarity = torch.from_numpy((queries @ documents.T).toarray())
     scores = figures(similarity, pairs, temperature=0.05).mean(0).tolist()

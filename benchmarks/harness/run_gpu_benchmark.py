@@ -222,15 +222,15 @@ def random_images(config: Any) -> tuple[Any, Any, Any]:
     """Decoded images of random bytes in a thousand classes: what `load_data` of the image recipe returns."""
     from shared.augmentation.augmentation import Augmentation
     from shared.images.image_models import load_geometry
-    from shared.images.images import Images, prepare
+    from shared.images.images import Images, with_square
 
     rng, count, side = np.random.default_rng(0), config.global_batch_size + 8, config.decode_size
     pixels = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     names = tuple(f"class {i}" for i in range(1000))
     whole = Images("random images", names, rng.integers(0, 1000, count), np.arange(count), arrays=pixels)
     geometry = load_geometry(config)
-    train = prepare(whole.take(np.arange(8, count)), config, geometry.training_square(side))
-    held_out = prepare(whole.take(np.arange(8)), config, geometry.evaluation_square)
+    train = with_square(whole.take(np.arange(8, count)), config, geometry.training_square(side))
+    held_out = with_square(whole.take(np.arange(8)), config, geometry.evaluation_square)
     return train, held_out, Augmentation(config, geometry)
 
 

@@ -30,7 +30,7 @@ def to(device: torch.device, values: NDArray[Any]) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-def linear(x: Tensor) -> Tensor:
+def triangle(x: Tensor) -> Tensor:
     """Pillow's BILINEAR kernel: a triangle."""
     return (1 - x.abs()).clamp_(min=0)
 
@@ -43,7 +43,7 @@ def cubic(x: Tensor) -> Tensor:
     return torch.where(x < 1, inner, torch.where(x < 2, outer, torch.zeros_like(x)))
 
 
-FILTERS = {"bilinear": linear, "bicubic": cubic}
+FILTERS = {"bilinear": triangle, "bicubic": cubic}
 
 
 def weights(low: Tensor, high: Tensor, source: int, target: int, interpolation: str) -> Tensor:

@@ -60,7 +60,7 @@ def partial_of(final: Path) -> Path:
     return final.with_name(f"{final.name}.partial-{os.urandom(4).hex()}")
 
 
-def write(job: Job) -> None:
+def write_checkpoint(job: Job) -> None:
     """Write a checkpoint, commit it, and remove the old checkpoints.
 
     Raises:
@@ -70,7 +70,7 @@ def write(job: Job) -> None:
     files = {name: pieces_of(tensors) for name, tensors in job.tensors.items()}
     files |= {name: iter([content]) for name, content in job.contents.items()}
     try:
-        begin(partial, sum(tensor.nbytes for tensors in job.tensors.values() for tensor in tensors.values()))
+        create(partial, sum(tensor.nbytes for tensors in job.tensors.values() for tensor in tensors.values()))
         with ThreadPoolExecutor(WRITERS) as pool:
             lines = [*pool.map(lambda name: write_file(partial / name, files[name]), files)]
         commit(partial, job.final, dict(zip(files, lines, strict=True)))
@@ -80,7 +80,7 @@ def write(job: Job) -> None:
     rotate(job.final, job.keep, job.best, job.needed_from)
 
 
-def begin(partial: Path, size: int) -> None:
+def create(partial: Path, size: int) -> None:
     """Create a folder for a checkpoint whose tensors take `size` bytes.
 
     Raises:

@@ -24,7 +24,7 @@ NEW_RUN = (
 )
 
 
-def complete(output_dir: str | Path) -> dict[int, Path]:
+def checkpoints_of(output_dir: str | Path) -> dict[int, Path]:
     """The complete checkpoints of a run, by step; other entries of the folder are ignored."""
     return folders.complete_in(folder(output_dir))
 
@@ -51,7 +51,7 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     def refuse() -> None:
         if asked != "never" and (problem := problem_with(Path(asked))):
             raise UserError(f"--resume_from_checkpoint {asked}: {problem}; use auto for the newest complete one")
-        if asked == "never" and (found := complete(config.output_dir)):
+        if asked == "never" and (found := checkpoints_of(config.output_dir)):
             raise UserError(
                 f"--resume_from_checkpoint never, but {folder(config.output_dir)} holds checkpoints up to step "
                 f"{max(found)}: set another --output_dir, or remove them"
@@ -83,7 +83,7 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
     Raises:
         UserError: with --save_on_each_node, some machines have intact checkpoints, but none is intact on all machines.
     """
-    found = on_writers(accelerator, config, lambda: list(complete(config.output_dir)))
+    found = on_writers(accelerator, config, lambda: list(checkpoints_of(config.output_dir)))
     in_part = ""
     for step in sorted(set().union(*found), reverse=True):
         path = path_of(config.output_dir, step)

@@ -301,7 +301,7 @@ def write_when_copied(copied: Future[None] | None, job: Job) -> None:
     """Write a checkpoint once its tensors are in memory."""
     if copied:
         copied.result()
-    folders.write(job)
+    folders.write_checkpoint(job)
 
 
 def lower_priority() -> None:

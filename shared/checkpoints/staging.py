@@ -52,7 +52,7 @@ class Staging:
 
     def fits(self, files: dict[str, Tensors]) -> bool:
         """Whether a state has the files, names, shapes and dtypes of this memory."""
-        return described(files) == described(self.places)
+        return shapes_of(files) == shapes_of(self.places)
 
     def copy(self, files: dict[str, Tensors], lasting: Collection[int] = ()) -> Future[None]:
         """Start to copy a state that fits into this memory.
@@ -105,7 +105,7 @@ class Staging:
         return False
 
 
-def described(files: dict[str, Tensors]) -> dict[str, dict[str, tuple[torch.Size, torch.dtype]]]:
+def shapes_of(files: dict[str, Tensors]) -> dict[str, dict[str, tuple[torch.Size, torch.dtype]]]:
     """Shapes and dtypes, by file and name."""
     return {file: {name: (t.shape, t.dtype) for name, t in of_file.items()} for file, of_file in files.items()}
 

@@ -129,8 +129,8 @@ def load_model(model: nn.Module, file: Path, may_lack: Collection[str] = ()) -> 
     """
     own, stored = model.state_dict(), load_file(file)
     _, unexpected = model.load_state_dict(stored, strict=False)
-    loaded = {identity(name, own[name]) for name in stored if name in own}
-    missing = {name for name, tensor in own.items() if identity(name, tensor) not in loaded}
+    loaded = {storage_of(name, own[name]) for name in stored if name in own}
+    missing = {name for name, tensor in own.items() if storage_of(name, tensor) not in loaded}
     if wrong := sorted((missing - {*may_lack}) | {*unexpected}):
         raise RuntimeError(f"it differs in {listed(wrong)}")
 
@@ -158,10 +158,10 @@ def distinct(state: Tensors) -> Tensors:
     """A state dict with one name for each group of tied tensors, because safetensors stores them once."""
     found: dict[Any, str] = {}
     for name, tensor in state.items():
-        found.setdefault(identity(name, tensor), name)
+        found.setdefault(storage_of(name, tensor), name)
     return {name: state[name] for name in found.values()}
 
 
-def identity(name: str, tensor: Tensor) -> Any:
+def storage_of(name: str, tensor: Tensor) -> Any:
     """What tied tensors of a state dict have in common, and all others do not."""
     return (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name

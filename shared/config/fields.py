@@ -49,7 +49,7 @@ def limits_of(config_class: type) -> dict[str, Limits]:
     return found
 
 
-def problem_with(value: float, limits: Limits | None) -> str | None:
+def violation(value: float, limits: Limits | None) -> str | None:
     """Describe how `value` violates its limits, or None. Without limits: integers at least 1, floats at least 0."""
     if isinstance(value, int) and value > LARGEST:
         return f"must be at most {LARGEST}"

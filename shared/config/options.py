@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from shared.config import command_line
-from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, problem_with
+from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, violation
 from shared.disk import is_url
 from shared.errors import UserError
 
@@ -242,7 +242,7 @@ def check(config: Options) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if problem := problem_with(float(number) if kind.one is float else number, limits.get(name)):
+            if problem := violation(float(number) if kind.one is float else number, limits.get(name)):
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()

@@ -104,7 +104,7 @@ class RankingLoss:
             accelerator: every process calls this. None: this process computes all.
             embeddings: of each of `data.texts`, normalized: the anchors and the positives [N, width], and the corpus.
         """
-        task = retrieval.task_of(*(data.digests_of(place) for place in range(len(embeddings))))
+        task = retrieval.retrieval_task(*(data.digests_of(place) for place in range(len(embeddings))))
         anchors, documents = embeddings[0], torch.cat([*embeddings[1:]])
         found = retrieval.evaluate(accelerator, anchors, documents, task, self.temperature, self.dims)
         return dict(zip((f"eval_{name}" for name in ("loss", *self.names)), found, strict=True))

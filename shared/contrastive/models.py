@@ -184,10 +184,10 @@ def check_modules(config: Any) -> None:
         if stored not in ("", pooling):
             say(f"--model_name_or_path {name} was trained with another pooling ({stored}): --pooling {pooling} is used")
         if known and config.prompts is None:
-            say(f"--model_name_or_path {name} has prompts ({shown(known)}), and --prompts has none: none are used")
+            say(f"--model_name_or_path {name} has prompts ({with_names(known)}), and --prompts has none: none are used")
 
 
-def shown(prompts: Mapping[str, str]) -> str:
+def with_names(prompts: Mapping[str, str]) -> str:
     """Prompts with their names, in the words of a message."""
     return ", ".join(f"{name} {text!r}" for name, text in prompts.items())
 

@@ -16,7 +16,7 @@ SCORES_AT_ONCE = 2**24  # similarities in memory at a time: 64 MiB
 NAMES = ("ndcg_at_10", "recall_at_10", "mrr_at_10")
 
 
-def task_of(anchors: Ints, positives: Ints, *corpus: Ints) -> tuple[Ints, Ints, Ints]:
+def retrieval_task(anchors: Ints, positives: Ints, *corpus: Ints) -> tuple[Ints, Ints, Ints]:
     """The retrieval task of samples whose texts have these digests, [N] each. Equal texts count once.
 
     The texts of `corpus` are documents, too; their rows come after those of all samples.
@@ -43,7 +43,7 @@ def evaluate(
 ) -> list[float]:
     """The loss and the retrieval scores of the embeddings of all anchors and positives, [N, width] each.
 
-    The embeddings of a corpus come after those of the positives. `task` is that of `task_of`.
+    The embeddings of a corpus come after those of the positives. `task` is that of `retrieval_task`.
 
     Every process calls this and gets the same values. Processes share the queries, in parts that do not depend on
     the number of processes. Without an `accelerator`, this process computes all of them.

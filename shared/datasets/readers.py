@@ -134,7 +134,7 @@ def blocks_of_lines(path: Path, source: str) -> Iterator[tuple[int, bytes]]:
             at += len(block)
 
 
-def lines_of(block: bytes) -> pa.Array:
+def lines_of_text(block: bytes) -> pa.Array:
     """The lines of a block, without their ends."""
     text = pa.array([block.decode().removesuffix("\n")], pa.large_string())
     return pc.utf8_rtrim(pc.split_pattern(text, "\n").flatten(), "\r")
@@ -167,7 +167,7 @@ def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: st
     if kind == ".parquet":
         found = _parquet_blocks(path, source, column)
     elif kind in TEXT_FILES:
-        found = (pa.table({"text": lines_of(block)}) for _, block in blocks_of_lines(path, source))
+        found = (pa.table({"text": lines_of_text(block)}) for _, block in blocks_of_lines(path, source))
     elif kind in (".csv", ".tsv"):
         separator = csv_delimiter or ("\t" if kind == ".tsv" else ",")
         found = _csv_blocks(path, source, separator.replace(r"\t", "\t"))

@@ -289,7 +289,7 @@ def breakdown(lines: Lines, compressed: bool = False, unpacked: bool = False) ->
     rows = [f"where {total:,.1f} s went: {shown}", *facts(lines)]
     if total >= SHORT:
         padding = fmean([line["padding"] for line in lines if "padding" in line] or [0.0])
-        rows += advice(shares, padding, compressed, unpacked)
+        rows += advice_on_time(shares, padding, compressed, unpacked)
     return "\n".join(f"  {row}" for row in rows)
 
 
@@ -323,7 +323,7 @@ FACTS: tuple[tuple[str, str, float, Callable[[Sequence[float]], float]], ...] = 
 )
 
 
-def advice(shares: Mapping[str, float], padding: float, compressed: bool, unpacked: bool) -> list[str]:
+def advice_on_time(shares: Mapping[str, float], padding: float, compressed: bool, unpacked: bool) -> list[str]:
     """One line for each share that a flag of the run can lower; flags that keep the run the same come first."""
     found = []
     if shares["data_wait"] > 0.1:

@@ -13,7 +13,7 @@ from shared.config.options import plain, shown
 from shared.errors import UserError, complain
 from shared.extras.hub import unreachable
 from shared.monitoring.hooks import Hook, Value
-from shared.monitoring.log import described
+from shared.monitoring.log import error_in_words
 from shared.processes.collectives import on_main_process
 
 PROJECT = "accelerate-recipes"
@@ -43,7 +43,7 @@ class Trackers(Hook):
                     self.accelerator.trackers.append(tracker)
                     states.append(state)
                 except Exception as error:  # a tracker that did not start cannot be ended either
-                    failure = f"{kind} did not start: {described(error)}"
+                    failure = f"{kind} did not start: {error_in_words(error)}"
                     complain(f"warning: --report_to {failure}; metrics.jsonl will have all values")
                     states.append(f"none ({failure})")
             return identity, "; ".join(states)
@@ -74,7 +74,7 @@ class Trackers(Hook):
                 act(tracker)
             except Exception as error:
                 self.accelerator.trackers.remove(tracker)
-                complain(f"warning: {tracker.name} {failure}: {described(error)}; metrics.jsonl has all values")
+                complain(f"warning: {tracker.name} {failure}: {error_in_words(error)}; metrics.jsonl has all values")
 
 
 def require_trackers(report_to: Sequence[str]) -> None:

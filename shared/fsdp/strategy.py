@@ -112,7 +112,7 @@ class SaverOfWhole(Saver):
     @cached_property
     def digest(self) -> dict[str, str] | None:
         """The digest of the frozen parameters, which some checkpoints hold: read it after one is loaded."""
-        return digest_of(self.frozen.values()) if self.frozen else None
+        return digest_of_tensors(self.frozen.values()) if self.frozen else None
 
     def state(self, progress: Progress) -> dict[str, Any]:
         return super().state(progress) | {"frozen": self.digest}
@@ -143,7 +143,7 @@ def frozen_parameters(model: nn.Module) -> Tensors:
     }
 
 
-def digest_of(tensors: Iterable[Tensor]) -> dict[str, str]:
+def digest_of_tensors(tensors: Iterable[Tensor]) -> dict[str, str]:
     """A digest of shapes, dtypes and values, by its algorithm."""
     found = new_digest()
     for tensor in tensors:
@@ -186,7 +186,7 @@ class ShardedSaver(Saver):
             folders.rotate(job.final, job.keep, job.best)
 
         try:
-            on_some(accelerator, main, lambda: folders.begin(partial, sum(each.nbytes for each in tensors)), OSError)
+            on_some(accelerator, main, lambda: folders.create(partial, sum(each.nbytes for each in tensors)), OSError)
             lines = on_some(accelerator, True, fill, OSError)
             on_some(accelerator, main, commit, OSError)
         except OSError as error:  # on every process

@@ -33,7 +33,7 @@ Stored = Callable[[int], bytes | Path]  # returns the encoded image number i: it
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of `check` for the M encoded images of a source."""
+    """The result of `check_images` for the M encoded images of a source."""
 
     key: str  # identifies the encoded images on this machine
     prints: NDArray[np.uint64]  # [M] fingerprint of each image: see `decoding.inspect`
@@ -42,7 +42,7 @@ class Checked:
     folder: str = ""  # the deepest folder that contains all files; "" if the images are not in files
 
 
-def check(key: str, count: int, stored: Stored, name: str, whole: bool = False) -> Checked:
+def check_images(key: str, count: int, stored: Stored, name: str, whole: bool = False) -> Checked:
     """Read the headers of `count` images, or the stored result if this machine has checked the same `key` before.
 
     Args:
@@ -106,7 +106,7 @@ class Squares:
 
 
 def build(key: str, count: int, stored: Stored, name: str, square: Square) -> tuple[Squares, NDArray[np.float32], Ints]:
-    """Decode `count` images to squares, unless this machine has done so before with the same `key`: see `check`.
+    """Decode `count` images to squares, unless this machine has done so before with the same `key`: see `check_images`.
 
     All processes that call this divide the images, and each decodes in as many threads as its share of the cores.
 

@@ -80,7 +80,7 @@ def decode(stored: bytes | Path, square: Square) -> tuple[Pixels, float]:
         CorruptImage: the image cannot be decoded completely.
         UserError: the file cannot be read.
     """
-    with opened(stored) as image:
+    with opened_image(stored) as image:
         if not square.exact:
             image.draft(None, (2 * square.size, 2 * square.size))
         upright = ImageOps.exif_transpose(image)
@@ -124,7 +124,7 @@ def inspect(stored: bytes | Path, whole: bool = False) -> tuple[int, str, str]:
     try:
         if not length:
             raise CorruptImage("0 bytes")
-        with opened(stored) as image:
+        with opened_image(stored) as image:
             mode = image.mode
             if ENDINGS.get(image.format or "", b"") not in block:
                 image.load()
@@ -136,7 +136,7 @@ def inspect(stored: bytes | Path, whole: bool = False) -> tuple[int, str, str]:
 
 
 @contextmanager
-def opened(stored: bytes | Path) -> Iterator[Image.Image]:
+def opened_image(stored: bytes | Path) -> Iterator[Image.Image]:
     """Open an image with Pillow. Any error of a broken image, also inside the `with`, becomes a CorruptImage."""
     try:
         with Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored) as image:

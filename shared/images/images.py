@@ -27,7 +27,7 @@ BLOCK = 1 << 16  # images whose numbers are read at once
 SHOWN = 96  # pixels per side of a picture
 
 
-def blocks(count: int) -> Iterator[slice]:
+def slices(count: int) -> Iterator[slice]:
     """The images 0 ... count - 1 in blocks."""
     for first in range(0, count, BLOCK):
         yield slice(first, min(first + BLOCK, count))
@@ -37,7 +37,7 @@ def blocks(count: int) -> Iterator[slice]:
 class Images:
     """Images with targets: decoded in `arrays`, or encoded in `cells`, which may be the names of their files.
 
-    Once `prepare` has set `square`, this is a data set whose items are (uint8 [side, side, 3], aspect ratio as
+    Once `with_square` has set `square`, this is a data set whose items are (uint8 [side, side, 3], aspect ratio as
     width / height, class id or number). The arrays of many images are memory-mapped: see `shared_array`.
     """
 
@@ -114,7 +114,7 @@ class Images:
         content.update(np.ascontiguousarray(self.targets).data)
         images = self.checked.prints if self.checked else self.arrays
         assert images is not None
-        for block in blocks(len(self)):
+        for block in slices(len(self)):
             content.update(images[self.rows[block]].tobytes())
         if self.checked and self.checked.folder:
             for i, file in enumerate(self.files()):
@@ -126,7 +126,7 @@ class Images:
         """A key that changes when an encoded image or the choice of images changes; valid on this machine only."""
         assert self.checked is not None
         key = hashlib.blake2b(self.checked.key.encode(), digest_size=16)
-        for block in blocks(len(self)):
+        for block in slices(len(self)):
             key.update(self.rows[block].data)
         return key.hexdigest()
 
@@ -163,10 +163,10 @@ class Images:
 
     def take(self, places: Ints) -> "Images":
         """Only the images with these numbers, in ascending order."""
-        assert self.pixels is None  # `prepare` sets it, after the choice of images
+        assert self.pixels is None  # `with_square` sets it, after the choice of images
 
         def of(values: NDArray[Any]) -> NDArray[Any]:
-            return shared_array(lambda: (values[places[block]] for block in blocks(len(places))), values.dtype)
+            return shared_array(lambda: (values[places[block]] for block in slices(len(places))), values.dtype)
 
         return replace(self, targets=of(self.targets), rows=of(self.rows))
 
@@ -175,7 +175,7 @@ class Images:
         if names == self.names:
             return self
         places = np.array([names.index(name) for name in self.names])
-        targets = shared_array(lambda: (places[self.targets[block]] for block in blocks(len(self))), np.int64)
+        targets = shared_array(lambda: (places[self.targets[block]] for block in slices(len(self))), np.int64)
         return replace(self, names=names, targets=targets)
 
     def sizes(self) -> NDArray[np.int64]:
@@ -193,7 +193,7 @@ def collate(items: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def prepare(images: Images, config: Any, square: Square) -> Images:
+def with_square(images: Images, config: Any, square: Square) -> Images:
     """Return the images with their `square`, cached or checked as the config says.
 
     Images that are decoded already, such as the digits, stay as they are if the square need not be exact.
@@ -214,7 +214,7 @@ def prepare(images: Images, config: Any, square: Square) -> Images:
         images.refuse(np.flatnonzero(np.isin(images.rows, images.checked.corrupt)))
     encoded = images.key, len(images), images.stored, images.name
     if config.cache == "none":
-        return without_corrupt(images, cache.check(*encoded, whole=True).corrupt) if skip else images
+        return without_corrupt(images, cache.check_images(*encoded, whole=True).corrupt) if skip else images
     squares, aspects, corrupt = cache.build(*encoded, square)
     if not skip:
         images.refuse(corrupt)

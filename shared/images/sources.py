@@ -27,9 +27,9 @@ from shared.datasets.readers import KINDS, find_files
 from shared.datasets.rows import column_of, content_of, is_text, refuse_missing, source_of
 from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, hold_out, limited, read_parts
 from shared.errors import UserError, about, count_of, say
-from shared.images.cache import check, key_of_files
+from shared.images.cache import check_images, key_of_files
 from shared.images.decoding import Geometry
-from shared.images.images import Images, blocks, prepare
+from shared.images.images import Images, slices, with_square
 from shared.plan.draws import Ints
 from shared.pretrained.from_pretrained import label_order
 
@@ -56,7 +56,9 @@ def load_images(
     """
     sources = load_sources(config, problem_type)
     squares = geometry.training_square(config.decode_size), geometry.evaluation_square
-    train, validation = each_share(lambda part: prepare(part[0], config, part[1]), zip(sources, squares, strict=True))
+    train, validation = each_share(
+        lambda part: with_square(part[0], config, part[1]), zip(sources, squares, strict=True)
+    )
     return train, validation
 
 
@@ -104,7 +106,7 @@ def from_tables(config: Any, problem_type: ProblemType) -> tuple[Images, Images 
     tables = read_parts(config, [config.image_column_name], [config.label_column_name], problem_type)
     labels = Labels.from_table(tables[0], config.label_column_name, problem_type)
     column = config.image_column_name
-    parts = [of_table(table, column, labels, folder) for table, folder in zip(tables, folders, strict=False)]
+    parts = [images_of(table, column, labels, folder) for table, folder in zip(tables, folders, strict=False)]
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
@@ -116,7 +118,7 @@ def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
 
 def numbers(count: int) -> Ints:
     """int64 [count]: 0 ... count - 1. The array is memory-mapped if it is large: see `shared_array`."""
-    return shared_array(lambda: (np.arange(block.start, block.stop) for block in blocks(count)), np.int64)
+    return shared_array(lambda: (np.arange(block.start, block.stop) for block in slices(count)), np.int64)
 
 
 def digits() -> Images:
@@ -130,7 +132,7 @@ def digits() -> Images:
 
 
 def checked(source: Images) -> Images:
-    """The source with the result of `check`; prints a line if some images have more than 8 bits per channel.
+    """The source with the result of `check_images`; prints a line if some images have more than 8 bits per channel.
 
     Raises:
         UserError: a file cannot be read.
@@ -143,7 +145,7 @@ def checked(source: Images) -> Images:
     else:
         content = source.table is not None and content_of(source.table)
         key, folder = key_digest(content or [key_digest(cell.as_py()) for cell in source.cells], source.column), ""
-    found = check(key, len(source), source.stored, source.name)
+    found = check_images(key, len(source), source.stored, source.name)
     source = replace(source, checked=replace(found, folder=folder))
     if len(deep := found.deep):
         say(
@@ -193,14 +195,14 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
             if not counts[label] and names is None:
                 raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
 
-    if not len(cells := stored_names(files())):
+    if not len(cells := encoded_names(files())):
         raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
     passed_over["in no class's folder"] = len([*root.iterdir()]) - len(found)
     say_passed_over(name, passed_over)
 
     def targets() -> Iterator[NDArray[np.int64]]:
         for label in found:
-            for block in blocks(counts[label]):
+            for block in slices(counts[label]):
                 yield np.full(block.stop - block.start, classes.index(label))
 
     of_files = {"cells": cells, "folder": root}
@@ -216,7 +218,7 @@ def image_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.struct_field(column, "path") if content.null_count == len(content) and "path" in inside else content
 
 
-def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Images:
+def images_of(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Images:
     """The images in a column of a table: bytes, paths, or the structs of bytes and path that `datasets` writes.
 
     Args:
@@ -239,7 +241,7 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
     return checked(Images(source_of(table), labels.names, labels.encode(table), numbers(len(table)), **given))
 
 
-def stored_names(names: Iterable[str]) -> pa.ChunkedArray:
+def encoded_names(names: Iterable[str]) -> pa.ChunkedArray:
     """The names of files, as the file system encodes them: binary [N], memory-mapped, so no process holds all of them.
 
     A list takes more than a hundred bytes for each.

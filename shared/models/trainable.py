@@ -91,8 +91,10 @@ def freeze_unreached(
         return []
     varying = {name for batch in others for name in {*names} ^ {*unreached(batch)}}
     reached = [name for name, p in model.named_parameters() if p.requires_grad and name not in names]
-    twins = {kind_of(name) for name in reached}
-    if routed := [name for name in (*reached, *names) if name in varying or (name in names and kind_of(name) in twins)]:
+    twins = {without_index(name) for name in reached}
+    if routed := [
+        name for name in (*reached, *names) if name in varying or (name in names and without_index(name) in twins)
+    ]:
         raise UserError(
             f"the loss depends on some parameters only for some batches ({listed(routed)}), as in a mixture of "
             "experts: such a model cannot be trained exactly on several processes; if the parameters are never used, "
@@ -102,12 +104,12 @@ def freeze_unreached(
     for name in names:
         parameters[name].requires_grad_(False)
     accelerator.print(
-        f"frozen, because the loss does not depend on them: {listed(list(dict.fromkeys(map(kind_of, names))))}"
+        f"frozen, because the loss does not depend on them: {listed(list(dict.fromkeys(map(without_index, names))))}"
     )
     return names
 
 
-def kind_of(name: str) -> str:
+def without_index(name: str) -> str:
     """A parameter's name without the index of its module in a list, so that all items of the list have the same."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "#", name)
 

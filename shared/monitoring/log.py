@@ -137,9 +137,9 @@ def not_fatal(file: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        complain(f"warning: {file} was not written: {described(error)}")
+        complain(f"warning: {file} was not written: {error_in_words(error)}")
 
 
-def described(error: Exception) -> str:
+def error_in_words(error: Exception) -> str:
     """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"

@@ -156,7 +156,7 @@ class Monitor:
             self._sum_up()
         in_a_row = self.most_in_a_row
         if in_a_row >= MAX_SKIPPED_IN_A_ROW or 0 < in_a_row == last_step:
-            good = filter(is_good, resuming.complete(output_dir).values())
+            good = filter(is_good, resuming.checkpoints_of(output_dir).values())
             raise UserError(
                 f"the gradients of {in_a_row} steps in a row were not finite, and their updates were "
                 "skipped: lower --learning_rate, or use --mixed_precision bf16 or no; last good checkpoint: "

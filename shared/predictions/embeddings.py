@@ -34,7 +34,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     config, tokenizer = request.config, load_tokenizer(str(request.model))
     model = build_model(request, tokenizer)
     dim: int = model.config.hidden_size
-    table, found = read_input(request)
+    table, found = read_texts(request)
     data, objective = encode(request, of_columns(config, found), table, tokenizer), objective_of(config)
     columns = data.names
     model = adapt_to_device(accelerator, config, model)
@@ -77,7 +77,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     return prediction
 
 
-def read_input(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
+def read_texts(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
     """The rows to predict, and their text columns: those of the settings that the input has.
 
     Raises:

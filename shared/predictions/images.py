@@ -15,8 +15,8 @@ from shared.datasets.labels import Labels
 from shared.datasets.rows import is_text, named
 from shared.errors import UserError, about, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
-from shared.images.images import Images, collate, prepare
-from shared.images.sources import EXTENSIONS, folder_of, images_below, load_sources, of_table, say_passed_over
+from shared.images.images import Images, collate, with_square
+from shared.images.sources import EXTENSIONS, folder_of, images_below, images_of, load_sources, say_passed_over
 from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
 from shared.predictions.prediction import Prediction, build_model, read_rows
 from shared.predictions.request import Request
@@ -33,8 +33,8 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     """
     config, labels, geometry = request.config, labels_of_model(request), load_geometry(request.config)
     model = build_model(request, labels.names)
-    source, table, scored = read_input(request, labels)
-    data = prepare(source, config, geometry.evaluation_square)
+    source, table, scored = read_images(request, labels)
+    data = with_square(source, config, geometry.evaluation_square)
     if len(data) < len(source):  # --skip_corrupt_images leaves some out
         kept = np.isin(source.rows, data.rows)
         table, scored = table.filter(pa.array(kept)), scored[kept]
@@ -52,7 +52,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     )
 
 
-def read_input(request: Request, labels: Labels) -> tuple[Images, pa.Table, Mask]:
+def read_images(request: Request, labels: Labels) -> tuple[Images, pa.Table, Mask]:
     """The images to predict with their targets, the rows of the output's first columns, and which rows are scored.
 
     Raises:
@@ -71,7 +71,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Images, pa.Table, Mask
     else:
         folder, table = folder_of(file, "FILE"), read_rows(request, [column], "--image_column_name")
     targets, scored = targets_of(request, labels, table)
-    source = of_table(table, column, with_targets(labels, targets), folder)
+    source = images_of(table, column, with_targets(labels, targets), folder)
     return source, without_bytes(table, column), scored
 
 

@@ -47,7 +47,7 @@ Record = dict[str, Any]
 Parts = dict[Path, Sequence[MicroBatch]]  # the file of each part, which may not exist yet, and its forward passes
 
 
-def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
+def predict_in_parts(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     """Write the file of predictions and its record; return the record. Every process calls this.
 
     If the file holds the same predictions already, nothing is computed.
@@ -55,12 +55,12 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     Raises:
         UserError: the file holds other predictions or cannot be written, or an output is not finite.
     """
-    task = on_main_process(accelerator, lambda: begin(request, prediction))
+    task = on_main_process(accelerator, lambda: begin_or_find(request, prediction))
     if "scores" in task:
         accelerator.print(f"{request.output} holds these predictions already")
         return task
-    parts = parts_of(prediction.batches, request.parts_folder, key_digest(task))
-    missing = on_main_process(accelerator, lambda: [file for file in parts if read(file) is None])
+    parts = cut_into_parts(prediction.batches, request.parts_folder, key_digest(task))
+    missing = on_main_process(accelerator, lambda: [file for file in parts if read_part(file) is None])
     rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
     if len(missing) < len(parts):
         rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
@@ -76,13 +76,13 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     return on_main_process(accelerator, lambda: finish(request, prediction, parts, task))
 
 
-def parts_of(batches: Sequence[MicroBatch], folder: Path, digest_of_task: str) -> Parts:
+def cut_into_parts(batches: Sequence[MicroBatch], folder: Path, digest_of_task: str) -> Parts:
     """The cut of all micro-batches into parts."""
     cut = division.parts_of(len(batches), 1 + len(batches) // MOST_PARTS)
     return {folder / f"part_{i.start:04}-{i.stop:04}_{digest_of_task}.npy": batches[i.start : i.stop] for i in cut}
 
 
-def read(file: Path) -> Outputs | None:
+def read_part(file: Path) -> Outputs | None:
     """The outputs [n, width] of a part; None if the file does not exist or is damaged."""
     with suppress(OSError, ValueError, EOFError):
         outputs: Outputs = np.load(file, mmap_mode="r")
@@ -90,7 +90,7 @@ def read(file: Path) -> Outputs | None:
     return None
 
 
-def write(file: Path, outputs: Outputs) -> None:
+def write_part(file: Path, outputs: Outputs) -> None:
     """Write the outputs of a part; the file is complete or absent."""
     partial = file.with_suffix(f".partial-{os.getpid()}.npy")
     with about(FLAG):
@@ -114,7 +114,7 @@ def compute(accelerator: Any, prediction: Prediction, mine: Parts, num_workers: 
             for micro_batch, batch in islice(stream, len(batches)):
                 outputs.append(prediction.compute(model, micro_batch, batch))
                 bar.update(len(micro_batch.samples))
-            write(file, torch.cat(outputs).cpu().numpy())
+            write_part(file, torch.cat(outputs).cpu().numpy())
 
 
 def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
@@ -127,7 +127,7 @@ def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
     with about(FLAG):
         outputs = np.lib.format.open_memmap(folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
     for file, batches in parts.items():
-        if (found := read(file)) is None:
+        if (found := read_part(file)) is None:
             raise UserError(
                 f"{file} is missing, because another machine wrote it to its own disk: give a {FLAG} in a folder that "
                 "all machines share"
@@ -144,7 +144,7 @@ def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
     return outputs
 
 
-def begin(request: Request, prediction: Prediction) -> Record:
+def begin_or_find(request: Request, prediction: Prediction) -> Record:
     """What the predictions depend on; if their file is finished, its record, which has scores as well.
 
     Raises:
@@ -237,7 +237,8 @@ def writer(file: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], objec
     with file.open("w", encoding="utf-8", newline="") as stream:
         if file.suffix == ".jsonl":
             yield lambda table: stream.writelines(
-                json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in plain(table).to_pylist()
+                json.dumps(row, ensure_ascii=False, default=str) + "\n"
+                for row in with_shortest_numbers(table).to_pylist()
             )
         else:
             lines = SimpleNamespace(write=lambda line: stream.write(line.removesuffix("\r\n") + "\n"))
@@ -248,7 +249,7 @@ def writer(file: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], objec
             )
 
 
-def plain(table: pa.Table) -> pa.Table:
+def with_shortest_numbers(table: pa.Table) -> pa.Table:
     """`table` with float64 in place of float32: the number with the fewest digits that means the same float32."""
     for place, field in enumerate(table.schema):
         a_list = is_list(field.type)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
-from shared.contrastive.models import MODULES_FILE, shown, stored_settings
+from shared.contrastive.models import MODULES_FILE, stored_settings, with_names
 from shared.datasets.readers import kind_of
 from shared.disk import is_url
 from shared.errors import UserError, about
@@ -148,7 +148,7 @@ class Request:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **settings))
 
 
-def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request:
+def parse_request(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request:
     """What a command line asks for: OUTPUT_DIR [FILE] [FLAGS]; `flags_class` has the flags that no recipe has.
 
     Raises:
@@ -161,7 +161,7 @@ def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request
         raise UserError("expected a folder and at most one file, then the flags: OUTPUT_DIR [FILE] [FLAGS]")
     folder, file, flags = Path(argv[0]), argv[1] if places == 2 else None, argv[places:]
     model = model_folder(folder)
-    recipe = recipe_of(folder, model, flags)
+    recipe = recipe_of_request(folder, model, flags)
     # No setting needs another one here, because most settings of the run are left out.
     names = {"NEEDS": (), "EXCLUDES": (), "RULES": (UNSHARDED, *recipe.Config.RULES), "__module__": recipe.__name__}
     bases = flags_class, recipe.Config
@@ -207,7 +207,7 @@ def model_folder(folder: Path) -> Path:
     return model
 
 
-def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
+def recipe_of_request(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
     """The recipe of --recipe, or the one that made the run in `folder` or above `model`, or the one for such a model.
 
     Raises:
@@ -276,7 +276,7 @@ def settings_of_model(kind: str, model: Path, known: Mapping[str, Any]) -> dict[
     if kind == "embeddings" and (model / MODULES_FILE).is_file():
         found["static"], found["pooling"], longest, prompts = stored_settings(model)
         if prompts and "prompts" not in known:
-            raise UserError(f"--prompts is needed, one for each text column or '': {model} has {shown(prompts)}")
+            raise UserError(f"--prompts is needed, one for each text column or '': {model} has {with_names(prompts)}")
     for file, name in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
         if (model / file).is_file():
             limits.append(int(json.loads((model / file).read_text()).get(name) or NO_LIMIT))

@@ -46,8 +46,8 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     model = build_model(request, tags, tokenizer)
     of_file = config.text_column_name, config.label_column_name
     columns = of_file if request.file else (WORDS, TAGS)
-    table, words = read_input(request, columns)
-    targets, scored = targets_of(request, tags, columns, table, words)
+    table, words = read_words(request, columns)
+    targets, scored = tag_targets(request, tags, columns, table, words)
     bounds = np.append(0, np.cumsum(sizes_of(words)))
     of_words = named(pa.table({WORDS: words}), source_of(table))
     data = recipe.encode(config, of_words, with_targets(tags, targets), tokenizer)
@@ -78,7 +78,7 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
         model=model,
         predict_batch=predict_batch,
         widths=(1, 1, 1),
-        columns=lambda block, *outputs: columns_of(tags, block[columns[0]].combine_chunks(), outputs[0], outputs[2]),
+        columns=lambda block, *outputs: tag_columns(tags, block[columns[0]].combine_chunks(), outputs[0], outputs[2]),
         score=score if scored.any() else None,
         bounds=bounds,
         outputs_of=lambda samples: numbers[data.words_of(samples)],
@@ -86,7 +86,7 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     )
 
 
-def read_input(request: Request, columns: tuple[str, str]) -> tuple[pa.Table, pa.LargeListArray]:
+def read_words(request: Request, columns: tuple[str, str]) -> tuple[pa.Table, pa.LargeListArray]:
     """The rows to predict and their words.
 
     Raises:
@@ -105,7 +105,7 @@ def read_input(request: Request, columns: tuple[str, str]) -> tuple[pa.Table, pa
     return table, words
 
 
-def targets_of(
+def tag_targets(
     request: Request, tags: Tags, columns: tuple[str, str], table: pa.Table, words: pa.LargeListArray
 ) -> tuple[Ints, Mask]:
     """The number of the tag of each word, 0 if there is none, and whether it is scored: see `have_labels`.
@@ -127,7 +127,7 @@ def targets_of(
     return targets, scored
 
 
-def columns_of(tags: Tags, texts: pa.Array, predicted: Outputs, shares: Outputs) -> dict[str, pa.Array]:
+def tag_columns(tags: Tags, texts: pa.Array, predicted: Outputs, shares: Outputs) -> dict[str, pa.Array]:
     """The columns of the predictions for rows of words or texts, from the tags of their words and the probabilities.
 
     A word without tokens has the tag O, or null if the model has no such tag, and no probability.

@@ -57,7 +57,7 @@ class Place:
         return f"{self.address}:{self.port}"
 
 
-def compare(store: dist.Store, config: options.Options, device: str, seconds: float) -> None:
+def compare_processes(store: dist.Store, config: options.Options, device: str, seconds: float) -> None:
     """Check that all processes of the launch have the same facts (`own_facts`). All must call this equally often.
 
     Args:
@@ -127,7 +127,7 @@ def exchange(
 
 
 def init_method(config: options.Options, device: str) -> str:
-    """Return an init_method for the process group: the launcher's rendezvous, followed by `compare`.
+    """Return an init_method for the process group: the launcher's rendezvous, followed by `compare_processes`.
 
     On a single machine it separates restarts. `torchrun --max-restarts` without a c10d rendezvous uses the same store
     for every restart, and torch 2.13 does not separate them: a process that starts early reads the address of a dead
@@ -146,7 +146,7 @@ def init_method(config: options.Options, device: str) -> str:
             )
         if separate:
             store = dist.PrefixStore(f"restart-{restarts}", store)
-        compare(store, config, device, timeout.total_seconds())
+        compare_processes(store, config, device, timeout.total_seconds())
         yield store, place.rank, place.processes
 
     name = f"recipe{next(_names)}"  # torch accepts each name only once

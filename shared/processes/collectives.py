@@ -209,7 +209,7 @@ class Barrier:
         began, printed = time.monotonic(), False
         heartbeats: dict[int, tuple[bytes, float]] = {}  # of each rank: the last one, and when it was first read
         arrival = dist.barrier(group=self.group, async_op=True)
-        while not complete(arrival, HEARTBEAT_INTERVAL):
+        while not completes_within(arrival, HEARTBEAT_INTERVAL):
             self.send_heartbeat()  # shows that this process has reached the barrier
             now = time.monotonic()
             latest = self.store.multi_get(self.keys)
@@ -232,7 +232,7 @@ class Barrier:
 _barriers: list[Barrier] = []  # at most one: that of the current process group
 
 
-def complete(work: dist.Work, seconds: float) -> bool:
+def completes_within(work: dist.Work, seconds: float) -> bool:
     """Wait for a collective call for up to `seconds`; return whether it is complete.
 
     Raises:

@@ -36,7 +36,7 @@ LOST = re.compile(r"gloo/|Connection (closed|reset|refused)|Broken pipe|Timed ou
 
 
 @dataclass
-class Launch:
+class Peers:
     """What this process knows about the others. Each process has one instance: `known`."""
 
     store: Any = None
@@ -47,7 +47,7 @@ class Launch:
     path: Path | None = None
 
 
-known = Launch()
+known = Peers()
 
 
 @dataclass(frozen=True)

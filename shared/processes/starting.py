@@ -88,7 +88,7 @@ def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -
         ],
     )
     if has_group:
-        agreement.compare(of_torch.default_store(), config, device, timeout.total_seconds())
+        agreement.compare_processes(of_torch.default_store(), config, device, timeout.total_seconds())
     if accelerator.num_processes != (launched := int(os.environ.get("WORLD_SIZE", 1))):
         raise UserError(
             f"WORLD_SIZE is {launched}, but Accelerate has {accelerator.num_processes} process(es): each would train "

@@ -24,8 +24,8 @@ from shared.monitoring.hooks import Hook
 from shared.monitoring.log import read_metrics
 from shared.processes import folder_lock
 from shared.processes.collectives import agree, on_main_process, on_writers
-from shared.remote.object_store import RemoteFolder, described
-from shared.run.resume import shown
+from shared.remote.object_store import RemoteFolder, failure_in_words
+from shared.run.resume import in_words
 
 FLAG = "--mirror_checkpoints"
 MANIFEST, METRICS, PROBE = "manifest.json", "metrics.jsonl", ".writable"
@@ -98,7 +98,7 @@ class Mirror(Hook):
             self.store.write(PROBE, [b"written by a recipe at each start"])
             self.store.remove(PROBE)
         config, sizes = self.run.config, self._sizes()
-        self.complete |= complete_in(sizes)
+        self.complete |= complete_steps(sizes)
         newest = sorted(self.complete, reverse=True)
         if newest and config.resume_from_checkpoint == "never" and not resuming.started_again():
             raise UserError(
@@ -115,8 +115,8 @@ class Mirror(Hook):
             changed = options.differences(state["config"], config)
             if changed := {name: changed[name] for name in changed.keys() - elsewhere.keys()}:
                 raise UserError(
-                    f"{self.where} holds a run with other settings{shown(changed)}: use the old values to resume it, "
-                    "or another URL for a new run"
+                    f"{self.where} holds a run with other settings{in_words(changed)}: use the old values to "
+                    "resume it, or another URL for a new run"
                 )
             return state["data"]
         return None
@@ -124,7 +124,7 @@ class Mirror(Hook):
     def _restore(self) -> None:
         """Copy the newest intact checkpoint of the mirror into the folder, if the folder has none that is as new."""
         config, sizes = self.run.config, self._sizes()
-        here, there = resuming.complete(config.output_dir), complete_in(sizes)
+        here, there = resuming.checkpoints_of(config.output_dir), complete_steps(sizes)
         for step in sorted({*here, *there}, reverse=True):
             if step in here and not resuming.problem_with(here[step]):
                 return
@@ -145,7 +145,7 @@ class Mirror(Hook):
             if METRICS in sizes and not (log.exists() and any(int(line["step"]) >= step for line in read_metrics(log))):
                 replace_file(log, self.store.read(METRICS).decode(errors="replace"))
             size = sum(line["bytes"] for line in manifest.values())
-            folders.begin(partial, size)
+            folders.create(partial, size)
             with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
                 [*pool.map(lambda name: self._copy_file(partial, name, manifest[name]), manifest)]
             folders.commit(partial, final, manifest)
@@ -188,7 +188,7 @@ class Mirror(Hook):
             return self.store.sizes()
 
 
-def complete_in(sizes: Mapping[str, int]) -> set[int]:
+def complete_steps(sizes: Mapping[str, int]) -> set[int]:
     """The steps of the complete checkpoints of a mirror with these files."""
     found = (folders.COMPLETE.fullmatch(name.removesuffix(f"/{MANIFEST}")) for name in sizes if name.endswith(MANIFEST))
     return {int(match[1]) for match in found if match}
@@ -211,7 +211,7 @@ class Copies:
 
     def wait(self, patience: float) -> str:
         """Wait until the newest checkpoint is in the mirror; "" or why it is not, after a time that grows with it."""
-        found = resuming.complete(self.config.output_dir)
+        found = resuming.checkpoints_of(self.config.output_dir)
         if not found:
             return ""
         newest = max(found)
@@ -234,17 +234,17 @@ class Copies:
             except Exception as error:  # each client library has its own; the training goes on
                 if not self.problem:
                     complain(
-                        f"warning: {FLAG} {self.store.url} cannot be written ({described(error)}): the training goes "
-                        f"on, and the newest checkpoint is tried again every {BETWEEN_ATTEMPTS:.0f} s"
+                        f"warning: {FLAG} {self.store.url} cannot be written ({failure_in_words(error)}): the training "
+                        f"goes on, and the newest checkpoint is tried again every {BETWEEN_ATTEMPTS:.0f} s"
                     )
-                self.problem = described(error)
+                self.problem = failure_in_words(error)
                 self.store.reopen()
             self.wake.wait(BETWEEN_ATTEMPTS if self.problem else POLL)
             self.wake.clear()
 
     def _copy_missing(self) -> None:
         """Copy the newest checkpoint, and before it the best one, if the mirror lacks them; remove old ones."""
-        found = resuming.complete(self.config.output_dir)
+        found = resuming.checkpoints_of(self.config.output_dir)
         newest = max(found, default=None)
         if newest is None or newest in self.complete:
             self.settled = newest
@@ -266,7 +266,7 @@ class Copies:
         lines = json.loads(manifest)
 
         def send(name: str) -> None:
-            self.store.write(f"{path.name}/{name}", pieces_of(path, name, lines[name]))
+            self.store.write(f"{path.name}/{name}", verified_pieces(path, name, lines[name]))
 
         with ThreadPoolExecutor(FILES_AT_ONCE, initializer=lower_priority) as pool:
             [*pool.map(send, lines)]
@@ -289,7 +289,7 @@ class Copies:
                 self.store.remove(name)
 
 
-def pieces_of(path: Path, name: str, line: Line) -> Iterator[bytes]:
+def verified_pieces(path: Path, name: str, line: Line) -> Iterator[bytes]:
     """The content of a checkpoint's file in pieces.
 
     Raises:

@@ -87,7 +87,7 @@ class RemoteFolder:
             try:
                 found = self._request(name, span)
             except Exception as error:  # each client library has its own exceptions
-                problem = f"cannot be read ({described(error)}): check the URL, the credentials and the network"
+                problem = f"cannot be read ({failure_in_words(error)}): check the URL, the credentials and the network"
                 if isinstance(error, FileNotFoundError) or _status(error) == 404:
                     problem = "does not exist: check the URL, or copy the prepared folder there again"
                 if _stays(error):
@@ -148,10 +148,10 @@ def _opened(url: str, process: int) -> tuple[Any, str]:
     return found
 
 
-def described(error: Exception) -> str:
+def failure_in_words(error: Exception) -> str:
     """An exception in at most one line."""
     status = _status(error)
-    return log.described(error) if status is None else f"HTTP {status}"
+    return log.error_in_words(error) if status is None else f"HTTP {status}"
 
 
 def _status(error: Exception) -> int | None:

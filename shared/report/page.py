@@ -96,7 +96,7 @@ def page(folder: Path, lines: Lines | None = None) -> str:
     if lines is None:
         lines = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
     with about(str(folder / mistakes.FILE)):
-        found = json.loads(read(folder / mistakes.FILE) or "{}")
+        found = json.loads(text_in(folder / mistakes.FILE) or "{}")
     spent = seconds_by_part(lines)
     last_step = max((int(line["step"]) for line in lines), default=0)
     return template.render(
@@ -111,13 +111,13 @@ def page(folder: Path, lines: Lines | None = None) -> str:
         spent={NAMES[part]: seconds for part, seconds in spent.items() if seconds > 0},
         total=sum(spent.values()),
         facts=facts(lines) if spent else [],
-        card=card(folder / CARD),
+        card=card_rows(folder / CARD),
         command=command(folder),
-        settings=read(folder / "config.yaml"),
+        settings=text_in(folder / "config.yaml"),
     )
 
 
-def read(file: Path) -> str:
+def text_in(file: Path) -> str:
     """The text of a file; "" if it does not exist."""
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
@@ -135,9 +135,9 @@ def evaluations(lines: Lines) -> dict[str, Any]:
     }
 
 
-def card(file: Path) -> list[tuple[str, str]]:
+def card_rows(file: Path) -> list[tuple[str, str]]:
     """The rows of the launch card; of an older run, none."""
-    return re.findall(r"^  (\S.*?)  +(.*)$", read(file), re.MULTILINE)
+    return re.findall(r"^  (\S.*?)  +(.*)$", text_in(file), re.MULTILINE)
 
 
 def command(folder: Path) -> str:

@@ -54,7 +54,7 @@ def run(
                 UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint")
             )
         if ran_out(error):
-            exit_with_error(UserError(advice(config)))
+            exit_with_error(UserError(advice_on_memory(config)))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it
             if peer.line and not ending.peers_that_ended(EXIT_USER_ERROR):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)
@@ -103,7 +103,7 @@ def ran_out(error: BaseException) -> bool:
     )
 
 
-def advice(config: options.Options) -> str:
+def advice_on_memory(config: options.Options) -> str:
     """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
     tokens, rows = config.max_tokens, config.per_device_train_batch_size
     limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []

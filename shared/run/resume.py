@@ -61,7 +61,7 @@ def open_run(
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:
         changed = options.differences(stored, config.settled(accelerator, None))
-        accelerator.print(f"{output_dir} holds a run without a checkpoint{shown(changed)}: the new run replaces it")
+        accelerator.print(f"{output_dir} holds a run without a checkpoint{in_words(changed)}: the new run replaces it")
         stored = None
     config = config.settled(accelerator, stored)
     if stored:
@@ -70,7 +70,7 @@ def open_run(
         if left["config"] and checkpoint and checkpoint.resolve().parent != resuming.folder(output_dir).resolve():
             refuse_another_run(left["config"], config, output_dir, elsewhere)  # an earlier start, or another run
         if elsewhere:
-            accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
+            accelerator.print(f"{in_words(elsewhere).strip(' ()')}: the run resumes if the content is the same")
     if checkpoint is None:
         data, processes = state["data"] if stored else None, accelerator.num_processes
         progress = Progress(data=data, model=digest, first_processes=processes)
@@ -157,12 +157,12 @@ def refuse_another_run(
     changed = {name: it for name, it in options.differences(stored, config).items() if name not in may_differ}
     if changed:
         raise UserError(
-            f"{where} belongs to a run with other settings{shown(changed)}: use the old values to resume it, or "
-            f"{resuming.NEW_RUN}"
+            f"{where} belongs to a run with other settings{in_words(changed)}: use the old values to resume "
+            f"it, or {resuming.NEW_RUN}"
         )
 
 
-def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
+def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """The result of `options.differences` as words in parentheses; "" for no difference."""
     words = [f"--{name} was {options.shown(old)}, is {options.shown(new)}" for name, (old, new) in changed.items()]
     return f" ({', '.join(words)})" if words else ""
@@ -217,7 +217,7 @@ def lock(output_dir: Path) -> None:
     folder_lock.acquire(output_dir)
 
 
-def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
+def begin_run(accelerator: Any, config: options.Options, progress: Progress) -> None:
     """Write config.yaml and start the clock; called after every check that could refuse the run.
 
     metrics.jsonl is cut first: a finished run that is continued and dies here must not look finished.

@@ -27,7 +27,7 @@ from shared.plan.loading import Loader
 from shared.processes import collectives, signals, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import begin, clean_up, open_run, refuse_another_plan, refuse_changed_data
+from shared.run.resume import begin_run, clean_up, open_run, refuse_another_plan, refuse_changed_data
 from shared.run.warm_up import check_loss, run_warm_up_pass
 
 Results = dict[str, float]
@@ -205,7 +205,7 @@ class TrainingRun(Generic[AnyConfig]):
         accelerator.print(self.launch_card)
         if self.config.dry_run:
             return
-        begin(accelerator, self.config, self.progress)
+        begin_run(accelerator, self.config, self.progress)
         self._tell(Hook.begun, self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
         self.monitor = Monitor(accelerator, self.lengths, self.progress.monitor, self.hooks)

@@ -74,8 +74,8 @@ def use_activation_dtype(config: ModelOptions, model: Any) -> None:
         elif type(module).__name__.endswith("RotaryEmbedding"):
             module.register_forward_pre_hook(in_float32_whatever_the_input)
     setattr(model.base_model.embeddings, DTYPE, torch.bfloat16)
-    model.base_model.embeddings.register_forward_hook(begin)
-    model.register_forward_hook(end)
+    model.base_model.embeddings.register_forward_hook(begin_activations)
+    model.register_forward_hook(end_activations)
 
 
 def in_float32_whatever_the_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -83,12 +83,12 @@ def in_float32_whatever_the_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[
     return args[0].new_empty(0, dtype=torch.float32), *args[1:]
 
 
-def begin(embeddings: nn.Module, _: tuple[Any, ...], output: Tensor) -> Tensor:
+def begin_activations(embeddings: nn.Module, _: tuple[Any, ...], output: Tensor) -> Tensor:
     """Hook of the embeddings: the activations begin with their sum."""
     return output.to(getattr(embeddings, DTYPE) or output.dtype)
 
 
-def end(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+def end_activations(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
     """Hook of the whole model: the loss gets float32 logits."""
     if (logits := output.get("logits")) is not None:
         output["logits"] = logits.float()

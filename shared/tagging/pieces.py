@@ -20,7 +20,7 @@ from shared.cache.prepared import key_digest, ranges, read_array, shared_array
 from shared.datasets.rows import content_of, converted, source_of
 from shared.errors import UserError, count_of, say
 from shared.pretrained.tokenizers import check_unknown
-from shared.tagging.tags import BATCH_TEXTS, WORDS, Ints, batches_of, begins_of, sizes_of
+from shared.tagging.tags import BATCH_TEXTS, WORDS, Ints, batches_of_words, begins_of, sizes_of
 from shared.text.encoder import Encoder
 from shared.text.tokenized import Rows, room_for_text
 
@@ -101,7 +101,7 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
     assert fast
 
     def make(texts: range) -> Iterator[dict[str, NDArray[Any]]]:
-        for _, batch in batches_of(table[WORDS], texts):
+        for _, batch in batches_of_words(table[WORDS], texts):
             encodings = fast.encode_batch(batch.to_pylist(), is_pretokenized=True, add_special_tokens=False)
             of_texts, words_of_texts = sizes_of(batch), [np.array(each.word_ids, np.int64) for each in encodings]
             ends = np.cumsum([len(each) for each in words_of_texts])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shared.compat.of_datasets import class_names
 from shared.datasets import readers, rows
 from shared.datasets.label_columns import names_of_ids
-from shared.datasets.readers import blocks_of_lines, find_files, is_list, kind_of, lines_of
+from shared.datasets.readers import blocks_of_lines, find_files, is_list, kind_of, lines_of_text
 from shared.datasets.rows import ROW_COLUMN, column_of, is_text, refuse_missing, source_of, where
 from shared.datasets.tables import read_parts, split
 from shared.demo_data import tagged_functions
@@ -98,7 +98,7 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
     """
     width, first_line, begun = 0, 1, pa.array([], pa.large_string())  # the lines of a sentence that has not ended
     for _, piece in chain(blocks_of_lines(path, source), [(0, b"\n")]):  # an empty line ends the last sentence
-        lines = pa.concat_arrays([begun, lines_of(piece)])
+        lines = pa.concat_arrays([begun, lines_of_text(piece)])
         between = np.asarray(pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT)))
         complete = 1 + int(np.flatnonzero(between).max(initial=-1))
         begun, is_word = lines.slice(complete), ~between[:complete]

@@ -112,7 +112,7 @@ class Tags:
         names = pa.array(self.names, pa.large_string())
 
         def numbers() -> Iterator[Ints]:
-            for first, tags in batches_of(table[TAGS], range(table.num_rows)):
+            for first, tags in batches_of_words(table[TAGS], range(table.num_rows)):
                 found = pc.index_in(tags.flatten(), names)
                 if found.null_count:
                     word = int(np.flatnonzero(found.is_null())[0])
@@ -149,7 +149,7 @@ class Tags:
             return "plain", 0
         numbers, place = self.encode(table), 0
         of_bioes = of_iob2 = not_iob1 = 0
-        for _, tags in batches_of(table[TAGS], range(table.num_rows)):
+        for _, tags in batches_of_words(table[TAGS], range(table.num_rows)):
             begins = begins_of(sizes_of(tags))
             prefix, before, same_kind = self._neighbors(numbers[place : place + len(begins)], begins)
             place += len(begins)
@@ -171,7 +171,7 @@ class Tags:
         return prefix, np.where(begins, O, np.roll(prefix, 1)), ~begins & (kind == np.roll(kind, 1))
 
 
-def batches_of(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:
+def batches_of_words(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:
     """The words or tags of a range of texts in batches, each with the number of its first text."""
     for start in range(texts.start, texts.stop, BATCH_TEXTS):
         some = lists.slice(start, min(BATCH_TEXTS, texts.stop - start)).combine_chunks()

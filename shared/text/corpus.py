@@ -17,7 +17,7 @@ from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
-from shared.text.encoder import batches_of, digest_of, text_column
+from shared.text.encoder import batches_of_texts, digest_of_texts, text_column
 from shared.text.prepared_folder import FLAG as PREPARED_FLAG
 from shared.text.prepared_folder import TOKENIZER, open_prepared, vocabulary_digest
 from shared.text.token_files import Corpus, tokenize_documents
@@ -116,10 +116,10 @@ def load_documents(config: DataOptions, text_column_name: str) -> list[pa.Table]
 
     embedded = "the embedded docstrings", demo_texts.documents
     tables = read_parts(config, (), (), embedded=embedded, read=read)
-    return tables if config.train_file else [of_table(table, text_column_name) for table in tables]
+    return tables if config.train_file else [documents_of(table, text_column_name) for table in tables]
 
 
-def of_table(table: pa.Table, column_name: str) -> pa.Table:
+def documents_of(table: pa.Table, column_name: str) -> pa.Table:
     """The column of documents of an Arrow table.
 
     Raises:
@@ -155,7 +155,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     found: dict[range, pa.Table] = {}
     for group in groups[begin:] + groups[:begin]:
         found[group] = load_files(files[group.start : group.stop], flag, source, read, how)
-    content = key_digest([digest_of(found[group], found[group]) for group in groups])
+    content = key_digest([digest_of_texts(found[group], found[group]) for group in groups])
     texts = pa.concat_tables(found[group] for group in groups).replace_schema_metadata()  # without the first group's
     return with_content(named(texts, source), content)
 
@@ -163,7 +163,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
 def first_texts(documents: pa.Table, most_bytes: int) -> pa.Table:
     """The first texts with `most_bytes` characters in total, in a column text: training data for a tokenizer."""
     texts, size = [], 0
-    for text in filter(None, chain.from_iterable(batches_of(documents))):
+    for text in filter(None, chain.from_iterable(batches_of_texts(documents))):
         texts.append(text)
         size += len(text)
         if size >= most_bytes:

@@ -53,7 +53,7 @@ def refuse_empty(table: pa.Table, text_columns: Sequence[str]) -> None:
             refuse_missing(block, name, missing(block, name), what="text")
 
 
-def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
+def batches_of_texts(columns: pa.Table) -> Iterator[list[Any]]:
     """Yield lists of at most BATCH_ROWS texts or text pairs, with about BATCH_BYTES; "" for null and white space."""
     nothing = pa.scalar("", pa.large_string())
     for batch in filter(len, columns.to_reader(max_chunksize=BATCH_ROWS)):  # a list of all batches may be long
@@ -67,10 +67,10 @@ def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
 
 def columns_in_batches(columns: pa.Table) -> Iterator[list[str]]:
     """Yield the texts of one column after the other."""
-    return chain.from_iterable(batches_of(columns.select([place])) for place in range(columns.num_columns))
+    return chain.from_iterable(batches_of_texts(columns.select([place])) for place in range(columns.num_columns))
 
 
-def digest_of(table: pa.Table, columns: pa.Table) -> str:
+def digest_of_texts(table: pa.Table, columns: pa.Table) -> str:
     """A digest of the texts in `columns` of a table, independent of Arrow's chunk boundaries.
 
     The texts of a memory-mapped table are not read: it has a digest of all its rows.

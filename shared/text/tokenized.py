@@ -19,7 +19,7 @@ from shared.cache.prepared import Arrays, build_once, cache_dir, key_digest, map
 from shared.datasets.rows import missing, source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
-from shared.text.encoder import Encoder, batches_of, columns_in_batches, digest_of, refuse_empty, texts_of
+from shared.text.encoder import Encoder, batches_of_texts, columns_in_batches, digest_of_texts, refuse_empty, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -189,7 +189,7 @@ def tokenize(
         if not whole and any(missing(table.slice(rows.start, len(rows)), name).any() for name in text_columns):
             refuse_empty(table, text_columns)
         row = rows.start
-        for batch in batches_of(part):
+        for batch in batches_of_texts(part):
             ids, lengths, types = encoder.encode(batch)
             if not whole and not lengths.all():
                 raise UserError(
@@ -202,7 +202,7 @@ def tokenize(
             yield arrays | {"unknown": unknown} | ({"token_type_ids": types} if encoder.with_types else {})
 
     division = Division(
-        f"tokens-{key_digest(encoder.identity, digest_of(table, columns))}",
+        f"tokens-{key_digest(encoder.identity, digest_of_texts(table, columns))}",
         parts_of(table.num_rows, BLOCK_DOCUMENTS if whole else BLOCK_ROWS),
         make,
         f"tokenizing {source_of(table)}",
@@ -258,7 +258,7 @@ def train_tokenizer(
         )
         tokenizer.save(str(folder / "tokenizer.json"))
 
-    key = key_digest(FORMAT, tokenizers.__version__, kind, vocab_size, digest_of(table, columns))
+    key = key_digest(FORMAT, tokenizers.__version__, kind, vocab_size, digest_of_texts(table, columns))
     folder = build_once(f"tokenizer-{key}", build)
     return PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"),

@@ -87,7 +87,7 @@ class Scene:
         with self.launch(folder / "killed", folder / "notes-killed", [f"step-{STOPPED}"]) as killed:
             killed.wait_for(f"step-{STOPPED}")
             runs.power_off(killed.process)
-        assert max(resuming.complete(folder / "killed")) == NEWEST
+        assert max(resuming.checkpoints_of(folder / "killed")) == NEWEST
 
     def launch(self, output, notes, pauses=(), prefix=()):
         return Launch(self.processes, self.flags, output, notes, pauses, prefix)
@@ -117,7 +117,7 @@ def assert_skips_damaged(scene, damage, file, row):
     assert f"{named(NEWEST)} is skipped: " in output, output[-3000:]
     assert f"resumed from {named(NEWEST - INTERVAL)}" in output
     assert_same(folder / "run", scene.folder / "whole")
-    for checkpoint in resuming.complete(folder / "run").values():
+    for checkpoint in resuming.checkpoints_of(folder / "run").values():
         assert resuming.problem_with(checkpoint) is None
 
 
@@ -129,7 +129,7 @@ def assert_left_alone(scene, put, row):
         output = again.succeed(row)
     assert f"resumed from {named(NEWEST)}" in output
     assert_same(folder / "run", scene.folder / "whole")
-    assert set(resuming.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)}, output[-3000:]
+    assert set(resuming.checkpoints_of(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)}, output[-3000:]
     assert not [path for path in stay if not os.path.lexists(path)], output[-3000:]
 
 
@@ -165,7 +165,7 @@ def assert_continues(scene, folder, _, left, reason):
     for step in saves:
         assert f"warning: cannot save {folder}/run/checkpoints/{named(step)} ({reason}" in output, output[-3000:]
     assert_same(folder / "run", scene.folder / "whole")
-    assert set(resuming.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)} - {*saves}
+    assert set(resuming.checkpoints_of(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)} - {*saves}
 
 
 def assert_ends_or_continues(scene, folder, row):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.checkpoints import folders, resuming
-from shared.checkpoints.folders import PARTIAL, Job, complete_in, ours, rotate, write
+from shared.checkpoints.folders import PARTIAL, Job, complete_in, ours, rotate, write_checkpoint
 from shared.disk import remedy
 
 
@@ -28,19 +28,19 @@ def test_a_failure_leaves_no_file_and_a_full_disk_names_the_needed_and_the_free_
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1))
     with pytest.raises(OSError, match=r"4\.2 MB are needed, and 0\.0 MB are free$") as full:
-        write(Job(tmp_path / "step_00000003", {"model": {"weight": torch.zeros(1 << 20)}}, {}))
+        write_checkpoint(Job(tmp_path / "step_00000003", {"model": {"weight": torch.zeros(1 << 20)}}, {}))
     monkeypatch.undo()
     with pytest.raises(OSError, match="No such file or directory") as lost:
-        write(job(tmp_path / "lost mount/checkpoints"))
+        write_checkpoint(job(tmp_path / "lost mount/checkpoints"))
     assert remedy(lost.value) == "restore this folder, or the mount that had it"
     assert remedy(full.value) == "free space"
     assert names(tmp_path) == set()
 
 
 def test_a_checkpoint_replaces_all_files_of_an_older_one_of_the_same_step(tmp_path):
-    write(job(tmp_path))
+    write_checkpoint(job(tmp_path))
     (tmp_path / "step_00000003/left over").write_text("of a damaged one")
-    write(job(tmp_path))
+    write_checkpoint(job(tmp_path))
     assert names(tmp_path) == {"step_00000003"}
     assert names(tmp_path / "step_00000003") == {"state.json", "manifest.json"}
 
@@ -61,7 +61,7 @@ def test_rotation_keeps_the_newest_the_best_and_those_that_a_machine_may_need(
     tmp_path, newest, keep, best, needed_from, kept
 ):
     for step in (3, 6, 9, 12):
-        write(job(tmp_path, step))
+        write_checkpoint(job(tmp_path, step))
     rotate(tmp_path / f"step_{newest:08d}", keep, best, needed_from)
     assert set(complete_in(tmp_path)) == kept
     assert len(names(tmp_path)) == len(kept)
@@ -69,7 +69,7 @@ def test_rotation_keeps_the_newest_the_best_and_those_that_a_machine_may_need(
 
 def test_other_files_in_the_folder_are_not_removed_and_links_are_not_followed(tmp_path):
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
-    write(job(folder, 1))
+    write_checkpoint(job(folder, 1))
     (folder / "step_00000001").rename(elsewhere)
     strangers = ["best", ".partial", "step_final", "step_7", "step_00000005"]
     for name in (*strangers, "step_00000002.partial", "x.partial-0123abcd"):
@@ -82,7 +82,7 @@ def test_other_files_in_the_folder_are_not_removed_and_links_are_not_followed(tm
     (folder / "step_00000009").write_text("a file")
     before = names(folder)
     for step in (3, 6):
-        write(job(folder, step, keep=1))
+        write_checkpoint(job(folder, step, keep=1))
     assert set(complete_in(folder)) == {6}
     assert ours(folder, PARTIAL) == []
     assert names(folder) == before | {"step_00000006"}
@@ -91,7 +91,7 @@ def test_other_files_in_the_folder_are_not_removed_and_links_are_not_followed(tm
 
 def test_a_folder_that_cannot_be_removed_is_reported(tmp_path, monkeypatch, capfd):
     for step in (3, 6):
-        write(job(tmp_path, step))
+        write_checkpoint(job(tmp_path, step))
     monkeypatch.setattr(Path, "rename", lambda *_: Path("/nowhere").stat())
     rotate(tmp_path / "step_00000006", keep=1, best=None)
     assert set(complete_in(tmp_path)) == {3, 6}
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_removed_is_reported(tmp_path, monkeypatch, capf
 
 def test_a_checkpoint_whose_removal_is_interrupted_does_not_count(tmp_path, monkeypatch):
     for step in (3, 6):
-        write(job(tmp_path, step))
+        write_checkpoint(job(tmp_path, step))
     monkeypatch.setattr(folders, "remove", lambda _: None)
     rotate(tmp_path / "step_00000006", keep=1, best=None)
     assert set(complete_in(tmp_path)) == {6}
@@ -122,7 +122,7 @@ CONTENTS = {
 def checkpoint(tmp_path):
     """A checkpoint whose manifest has the digests of a second implementation."""
     path = tmp_path / "step_00000003"
-    write(Job(path, tensors={}, contents=CONTENTS))
+    write_checkpoint(Job(path, tensors={}, contents=CONTENTS))
     manifest = {
         name: {"bytes": len(text), "xxh3_128": xxhash.xxh3_128_hexdigest(text)} for name, text in CONTENTS.items()
     }

@@ -68,13 +68,14 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one_bit_by_bit(output
 def test_a_resumed_run_on_three_processes_has_the_weights_of_an_uninterrupted_one_bit_by_bit(outputs):
     """With three or more processes, the order in which DDP sums gradients depends on its earlier steps."""
     whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole3", "resumed3"))
-    assert set(resuming.complete(outputs["resumed3"])) == set(range(12, STEPS + 1, 3))
+    assert set(resuming.checkpoints_of(outputs["resumed3"])) == set(range(12, STEPS + 1, 3))
     assert resumed.read_bytes() == whole.read_bytes()
 
 
 def test_a_run_on_two_then_one_then_three_processes_has_the_same_samples_and_weights_to_1e_5(outputs):
     worlds = [
-        resuming.read_state(path)["world_size"] for _, path in sorted(resuming.complete(outputs["elastic"]).items())
+        resuming.read_state(path)["world_size"]
+        for _, path in sorted(resuming.checkpoints_of(outputs["elastic"]).items())
     ]
     assert sorted(set(worlds), key=worlds.index) == [2, 1, 3]
     assert distance(outputs["elastic"], outputs["whole"]) < 1e-5
@@ -93,7 +94,7 @@ def test_a_run_killed_at_several_steps_has_the_same_weights_bit_by_bit(outputs, 
     runs.train("nlp", tmp_path / "killed", *often, 0)
     whole, killed = (tmp_path / name / "model/model.safetensors" for name in ("whole", "killed"))
     assert killed.read_bytes() == whole.read_bytes()
-    assert set(resuming.complete(tmp_path / "killed")) == {STEPS - 1, STEPS}
+    assert set(resuming.checkpoints_of(tmp_path / "killed")) == {STEPS - 1, STEPS}
 
 
 def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(outputs):
@@ -102,7 +103,7 @@ def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(outputs):
     for key in ("step", "samples", "learning_rate", "grad_norm", "skipped_updates", "eval_loss", "eval_accuracy"):
         assert [line.get(key) for line in resumed] == [line.get(key) for line in whole], key
     losses = [[line["loss"] for line in lines if "loss" in line] for lines in (resumed, whole)]
-    newest = max(resuming.complete(outputs["killed"]))
+    newest = max(resuming.checkpoints_of(outputs["killed"]))
     across = newest // 2  # the mean over steps before and after the kill is summed in a different order
     assert losses[0][:across] == losses[1][:across]
     assert losses[0][across] == pytest.approx(losses[1][across], rel=1e-6)
@@ -110,8 +111,8 @@ def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(outputs):
 
 
 def test_a_run_resumed_on_fewer_processes_skips_a_damaged_checkpoint_and_has_the_same_weights_to_1e_5(outputs, capfd):
-    newest = max(resuming.complete(outputs["shrunk"]))
-    runs.truncate(resuming.complete(outputs["shrunk"])[newest] / "model.safetensors")
+    newest = max(resuming.checkpoints_of(outputs["shrunk"]))
+    runs.truncate(resuming.checkpoints_of(outputs["shrunk"])[newest] / "model.safetensors")
     runs.train("nlp", outputs["shrunk"], *outputs["flags"])
     said = capfd.readouterr()
     assert f"step_{newest:08d} is skipped: model.safetensors is damaged" in said.err
@@ -122,7 +123,7 @@ def test_a_run_resumed_on_fewer_processes_skips_a_damaged_checkpoint_and_has_the
 
 
 def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outputs):
-    folder = resuming.complete(outputs["whole"])[6]
+    folder = resuming.checkpoints_of(outputs["whole"])[6]
     state = json.loads((folder / "state.json").read_text())
     assert [state[name] for name in ("step", "epoch", "world_size", "threads", "seed")] == [6, 0, 2, 1, 0]
     assert set(state["versions"]) == {"python", *agreement.PACKAGES}
@@ -204,9 +205,9 @@ def test_an_incomplete_checkpoint_does_not_count_and_is_removed(accelerator, mod
     (tmp_path / "checkpoints/step_00000006/manifest.json").unlink()
     left = tmp_path / "checkpoints/step_00000009.partial-0123abcd"
     shutil.copytree(tmp_path / "checkpoints/step_00000003", left)
-    assert set(resuming.complete(tmp_path)) == {3}
+    assert set(resuming.checkpoints_of(tmp_path)) == {3}
     save_all(accelerator, config(tmp_path), (6, 9))  # incomplete checkpoints do not prevent it
-    assert set(resuming.complete(tmp_path)) == {3, 6, 9}
+    assert set(resuming.checkpoints_of(tmp_path)) == {3, 6, 9}
     resuming.remove_partials(tmp_path)
     assert capsys.readouterr().out == f"removed {left}, a checkpoint that was never finished\n"
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"step_{step:08d}" for step in (3, 6, 9)}
@@ -245,7 +246,7 @@ def test_a_link_or_file_in_the_place_of_a_checkpoint_is_renamed_and_reported(acc
     else:
         place.symlink_to(theirs if kind == "a link" else "nowhere")
     save_all(accelerator, config(tmp_path), (3,))
-    assert set(resuming.complete(tmp_path)) == {3}
+    assert set(resuming.checkpoints_of(tmp_path)) == {3}
     assert (theirs / "manifest.json").exists()
     (aside,) = (path for path in place.parent.iterdir() if path != place)
     assert capfd.readouterr().err == f"{place} was not a checkpoint and was renamed to {aside.name}\n"
@@ -261,7 +262,7 @@ def test_the_best_model_is_loaded_at_the_end_only_if_the_config_asks_for_it(acce
     with torch.no_grad():
         model.weight += 1
     save_all(accelerator, asked, (6, 9), best_step=3)
-    assert set(resuming.complete(tmp_path)) == {3, 9}
+    assert set(resuming.checkpoints_of(tmp_path)) == {3, 9}
     last = [p.clone() for p in model.parameters()]
     Saver(accelerator, config(tmp_path), PLAN).load_best(Progress(step=9, best_step=3))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last, strict=True))

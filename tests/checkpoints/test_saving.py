@@ -58,9 +58,9 @@ def how(request, monkeypatch):
 @pytest.fixture
 def gate(monkeypatch):
     """An event without which no checkpoint is written."""
-    gate, write = threading.Event(), folders.write
+    gate, write = threading.Event(), folders.write_checkpoint
     gate.set()
-    monkeypatch.setattr(folders, "write", lambda job: gate.wait() and write(job))
+    monkeypatch.setattr(folders, "write_checkpoint", lambda job: gate.wait() and write(job))
     yield gate
     gate.set()
 
@@ -95,12 +95,12 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     assert run.saver.problem is None
     gate.clear()
     history += [run.step(), run.step(), run.step()]
-    assert set(resuming.complete(run.config.output_dir)) == {2, 4}
+    assert set(resuming.checkpoints_of(run.config.output_dir)) == {2, 4}
     gate.set()
     history += [run.step()]  # waits for the checkpoint of step 6
-    assert 6 in resuming.complete(run.config.output_dir)
+    assert 6 in resuming.checkpoints_of(run.config.output_dir)
     run.saver.finish()
-    found = resuming.complete(run.config.output_dir)
+    found = resuming.checkpoints_of(run.config.output_dir)
     assert set(found) == {6, 8}
     for step, checkpoint in found.items():
         assert_holds(checkpoint, history[step - 1])
@@ -219,7 +219,7 @@ def test_two_failed_saves_in_a_row_end_the_run_if_failed_saves_is_end(run, capfd
         run.step()
     with pytest.raises(UserError, match=r"step_00000006 \(.*No space left .*: free space, or set another"):
         run.step()
-    assert set(resuming.complete(run.config.output_dir)) == {2}
+    assert set(resuming.checkpoints_of(run.config.output_dir)) == {2}
     assert capfd.readouterr().err.count("No space left") == 2
 
 
@@ -229,7 +229,7 @@ def test_two_failed_saves_in_a_row_make_the_run_wait_and_the_second_is_tried_aga
     attempts = full_disk(monkeypatch, attempts=4)  # the save of step 2, and three of the save of step 4
     history = [run.step() for _ in range(4)]
     assert len(attempts) == 5
-    assert set(resuming.complete(run.config.output_dir)) == {4}
+    assert set(resuming.checkpoints_of(run.config.output_dir)) == {4}
     assert_holds(run.folder / "step_00000004", history[3])
     said = capfd.readouterr().err
     assert said.count(": free space\nthe run waits for that, and tries again each minute\n") == 3

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from shared.checkpoints import states
-from shared.checkpoints.folders import Job, write
+from shared.checkpoints.folders import Job, write_checkpoint
 from shared.checkpoints.staging import Staging
 from shared.config.options import Options
 from shared.models.optimizers import ChainedOptimizers
@@ -81,7 +81,7 @@ def state_of(model, optimizer, average):
 
 def saved(folder, files, values):
     """Write a checkpoint of a state."""
-    write(Job(folder / "step_00000003", files, {"state.json": json.dumps(values).encode()}))
+    write_checkpoint(Job(folder / "step_00000003", files, {"state.json": json.dumps(values).encode()}))
     return folder / "step_00000003"
 
 

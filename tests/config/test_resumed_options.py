@@ -2,13 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from example_config import Config, stored
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from stand_ins import accelerator
 
 from shared.compare import not_in_result
 from shared.config import command_line, options
@@ -96,7 +96,8 @@ def test_growth_does_not_hide_a_changed_schedule_and_max_train_steps_cannot_be_s
 def test_a_derived_global_batch_is_taken_from_the_stored_run() -> None:
     asked = Config(global_batch_size=None, gradient_accumulation_steps=4, per_device_train_batch_size=8)
     derived = dataclasses.replace(asked, global_batch_size=64, mixed_precision="no")
-    assert differences(stored(derived), asked.settled(accelerator(), stored(derived))) == {}
+    accelerator = SimpleNamespace(num_processes=1, mixed_precision="no", print=print)
+    assert differences(stored(derived), asked.settled(accelerator, stored(derived))) == {}
     assert differences(stored(derived), derived) == {}
     assert resumed(derived, global_batch_size=128) == {"global_batch_size": (64, 128)}
 

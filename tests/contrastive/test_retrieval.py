@@ -57,7 +57,7 @@ def tasks(draw):
 @given(tasks(), st.integers(1, 200))
 def test_the_scores_are_their_definitions(task, at_once):
     (anchors, *documents), names = task
-    described = retrieval.task_of(*(np.array(each, np.int64) for each in names))
+    described = retrieval.retrieval_task(*(np.array(each, np.int64) for each in names))
     positives, names = torch.cat(documents), (names[0], names[1] + names[2])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrieval, "SCORES_AT_ONCE", at_once)

@@ -26,7 +26,7 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "extra", "kills", "walks", "table", "timeout"}
-OTHER_FLAGS |= {*kinds_of(MiningFlags), *kinds_of(Flags), *kinds_of(export.Flags)}
+OTHER_FLAGS |= {*kinds_of(MiningFlags), *kinds_of(Flags), *kinds_of(export.ExportFlags)}
 OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
 # Flags of sbatch, kubectl and docker, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials", "host"}

@@ -8,7 +8,7 @@ from torch import nn
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.errors import UserError
-from shared.fsdp.strategy import SaverOfWhole, digest_of, frozen_parameters
+from shared.fsdp.strategy import SaverOfWhole, digest_of_tensors, frozen_parameters
 from shared.optimization.optimizers import make_optimizer
 from shared.options.text_options import TextOptions
 from shared.plan.batches import Plan
@@ -80,9 +80,9 @@ def test_a_file_without_a_trained_parameter_or_with_an_unknown_one_is_refused(ch
 def test_the_digest_depends_on_values_shapes_and_dtypes():
     tensor = torch.arange(6.0)
     others = [tensor + 1, tensor.view(2, 3), tensor.view(torch.int32), tensor[:5]]
-    assert len({str(digest_of([each])) for each in (tensor, *others)}) == 5
-    assert digest_of([tensor]) == digest_of([torch.arange(12.0).view(6, 2)[:, 0] / 2])
-    assert digest_of([tensor, tensor]) != digest_of([tensor])
+    assert len({str(digest_of_tensors([each])) for each in (tensor, *others)}) == 5
+    assert digest_of_tensors([tensor]) == digest_of_tensors([torch.arange(12.0).view(6, 2)[:, 0] / 2])
+    assert digest_of_tensors([tensor, tensor]) != digest_of_tensors([tensor])
 
 
 def test_a_frozen_parameter_has_all_of_its_names():

@@ -13,7 +13,7 @@ from shared.errors import UserError
 from shared.images import cache as image_cache
 from shared.images import decoding
 from shared.images.decoding import Square, decode, inspect
-from shared.images.images import prepare
+from shared.images.images import with_square
 from shared.images.sources import class_folders, load_images
 
 
@@ -74,7 +74,7 @@ def test_the_files_are_those_of_a_plain_loop_and_are_rebuilt_only_if_an_image_ch
 
     def check(size, **changed):
         source = class_folders(str(root), "--train_dir")
-        images = prepare(source, config(cache="uint8", skip_corrupt_images=True, **changed), Square(size))
+        images = with_square(source, config(cache="uint8", skip_corrupt_images=True, **changed), Square(size))
         pixels, aspects = np.zeros((16, size, size, 3), np.uint8), np.ones(16, np.float32)
         for place, i in enumerate(sorted({*range(20)} - {*corrupt})):
             pixels[place], aspects[place] = decode(names[i], Square(size))
@@ -85,7 +85,7 @@ def test_the_files_are_those_of_a_plain_loop_and_are_rebuilt_only_if_an_image_ch
         assert np.array_equal(images[15][0], pixels[15])
 
     with pytest.raises(UserError, match=r"cat/5\.png is corrupt \(.+\), and so are .*5\.png, .*6\.png.*7\.png.*--skip"):
-        prepare(class_folders(str(root), "--train_dir"), config(cache="uint8"), Square(8))
+        with_square(class_folders(str(root), "--train_dir"), config(cache="uint8"), Square(8))
     check(8)  # with the images that were decoded before
     check(8)
     assert len(decoded) == 16
@@ -94,5 +94,5 @@ def test_the_files_are_those_of_a_plain_loop_and_are_rebuilt_only_if_an_image_ch
     check(4)
     assert len(decoded) == 48
     source = class_folders(str(root), "--train_dir")
-    found = image_cache.check(source.key, 20, source.stored, source.name, whole=True)
+    found = image_cache.check_images(source.key, 20, source.stored, source.name, whole=True)
     assert found.corrupt.tolist() == corrupt

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.errors import UserError
 from shared.images import sources
 from shared.images.images import Images
-from shared.images.sources import EXTENSIONS, images_below, stored_names
+from shared.images.sources import EXTENSIONS, encoded_names, images_below
 
 
 @given(
@@ -24,7 +24,7 @@ from shared.images.sources import EXTENSIONS, images_below, stored_names
 def test_any_names_give_the_paths_of_a_list(names, root, at_once):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "AT_ONCE", at_once)
-        cells = stored_names(names)
+        cells = encoded_names(names)
     rows = np.arange(len(names))
     source = Images("photos", (), rows, rows, cells=cells, folder=Path(root))
     expected = [Path(root) / name for name in names]

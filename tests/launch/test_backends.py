@@ -46,13 +46,13 @@ def noting(seen, function):
 
 
 def resample(monkeypatch, seen):
-    monkeypatch.setitem(operations.FILTERS, "bilinear", noting(seen, operations.linear))
+    monkeypatch.setitem(operations.FILTERS, "bilinear", noting(seen, operations.triangle))
     operations.crop_and_resize(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), torch.tensor([[0.0, 0.0, 1.0, 1.0]]), 2)
 
 
 def rank(monkeypatch, seen):
     monkeypatch.setattr(retrieval, "figures", noting(seen, retrieval.figures))
-    retrieval.evaluate(None, torch.eye(3), torch.eye(3), retrieval.task_of(np.arange(3), np.arange(3)), 0.05)
+    retrieval.evaluate(None, torch.eye(3), torch.eye(3), retrieval.retrieval_task(np.arange(3), np.arange(3)), 0.05)
 
 
 def compute_the_loss(monkeypatch, seen):

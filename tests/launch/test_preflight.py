@@ -135,7 +135,7 @@ def in_a_launch(accelerator, folder):
                 changed.setattr(agreement, "code_digests", lambda _: code)
                 changed.setattr(agreement, "versions", lambda: versions)
             given = of_torch.default_store(), ExtraOptions(**settings[rank]), "cpu", 30
-            errors[name] = runs.problem_of(agreement.compare, *given)
+            errors[name] = runs.problem_of(agreement.compare_processes, *given)
     data = mock.MagicMock(digest=lambda: str(rank))
     errors["data"] = runs.problem_of(refuse_changed_data, accelerator, Progress(), data)
     return errors
@@ -169,7 +169,7 @@ def test_a_recipe_that_is_no_file_or_another_file_is_refused(capsys):
         preflight.main(["no.py"])
     assert "no.py is not a file" in capsys.readouterr().err
     for other in (runs.ROOT / "README.md", runs.ROOT / "shared/errors.py"):
-        assert runs.refusal(preflight.check, 1, other, []).startswith(f"{other} has no Config, so it is no recipe: ")
+        assert runs.refusal(preflight.check_machines, 1, other, []).startswith(f"{other} has no Config, so it is no ")
 
 
 # Launched

@@ -195,7 +195,7 @@ def test_restarted_processes_of_one_machine_use_separate_keys_of_the_store(monke
     environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines}
     set_all(monkeypatch, environment | {"MASTER_PORT": str(runs.free_port())})
-    monkeypatch.setattr(ending, "known", ending.Launch())
+    monkeypatch.setattr(ending, "known", ending.Peers())
     method = agreement.init_method(Options(), "cpu")
     store, rank, processes = next(torch.distributed.rendezvous(method, 0, 1, timeout=timedelta(seconds=20)))
     assert (rank, processes) == (0, 1)

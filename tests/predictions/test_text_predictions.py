@@ -45,14 +45,14 @@ def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same
     scores = predict_file(alone, texts[3], *flags, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["whole.csv", "whole.csv.json"]
 
-    write = parts.write
+    write = parts.write_part
 
     def write_five(file, outputs):
         if file.name.startswith("part_0005"):
             raise KeyboardInterrupt
         write(file, outputs)
 
-    monkeypatch.setattr(parts, "write", write_five)
+    monkeypatch.setattr(parts, "write_part", write_five)
     with pytest.raises(KeyboardInterrupt):
         predict_file(alone, texts[3], *flags, resumed)
     monkeypatch.undo()

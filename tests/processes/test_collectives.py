@@ -59,7 +59,7 @@ def on_two_machines(accelerator, folder):
         optimizer.param_groups[0]["params"][0].data.fill_(step)
         saver.save(Progress(step=step), {})
         saver.poll(wait=True)
-        return sorted(resuming.complete(own))
+        return sorted(resuming.checkpoints_of(own))
 
     def found():
         found = resuming.find(accelerator, each)
@@ -84,14 +84,14 @@ def on_two_machines(accelerator, folder):
     results["older"] = found()
     saver.save(Progress(step=18), {})
     saver.finish()
-    results["end"] = sorted(resuming.complete(own))
+    results["end"] = sorted(resuming.checkpoints_of(own))
     if rank == 1:  # a machine with an empty disk replaces it
         (own / "checkpoints").rename(own / "lost")
     results["replaced"] = problem_of(found)
     if rank == 1:
         (own / "lost").rename(own / "checkpoints")
     torch.distributed.barrier()
-    checkpoint = resuming.complete(own)[18]
+    checkpoint = resuming.checkpoints_of(own)[18]
     results["files"] = sorted(path.name for path in checkpoint.iterdir())
     saver.load(checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()

@@ -168,7 +168,7 @@ def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, mo
 def test_a_lost_connection_is_reported_in_one_line_with_the_process_that_ended_if_known(monkeypatch):
     gloo = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:24601\nframe #0")
     monkeypatch.setattr(ending, "SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(ending, "known", ending.Launch())
+    monkeypatch.setattr(ending, "known", ending.Peers())
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert ending.peer_behind(ValueError("Connection closed by peer")) is None
     assert ending.peer_behind(RuntimeError("a shape that does not fit")) is None

@@ -172,8 +172,8 @@ def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninter
             runs.train(recipe, output, *texts, *FLAGS)
     left = json.loads((output / "PREEMPTED").read_text())
     assert (left["step"], left["signals"]) == (step, {"0": "SIGTERM"})
-    newest = resuming.complete(output)[step]
-    assert max(resuming.complete(output)) == step
+    newest = resuming.checkpoints_of(output)[step]
+    assert max(resuming.checkpoints_of(output)) == step
     assert resuming.problem_with(newest) is None
     owed = "evaluation" in point
     assert resuming.read_state(newest)["evaluation_owed"] == owed
@@ -202,11 +202,11 @@ def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_agai
         patch.setattr(export.Export, "write", signal_in)  # its call raises a TypeError
         with pytest.raises(TypeError):
             runs.train(recipe, tmp_path / "run", *flags)
-    stopped = max(resuming.complete(tmp_path / "run"))
+    stopped = max(resuming.checkpoints_of(tmp_path / "run"))
     assert stopped < STEPS
     assert f"early stopping after step {stopped}: 1 evaluation without a better result" in capsys.readouterr().out
     runs.train(recipe, tmp_path / "run", *flags)
-    assert max(resuming.complete(tmp_path / "run")) == stopped
+    assert max(resuming.checkpoints_of(tmp_path / "run")) == stopped
     assert runs.metrics(tmp_path / "run")[-1]["step"] == stopped
 
 
@@ -268,7 +268,7 @@ def test_terminating_accelerate_launch_sends_its_process_a_signal(texts, tmp_pat
         launcher.wait(60)
         process.wait(60)
         assert json.loads((tmp_path / "PREEMPTED").read_text())["signals"] == {"0": "SIGTERM"}
-        assert resuming.complete(tmp_path)
+        assert resuming.checkpoints_of(tmp_path)
         assert not (tmp_path / ".lock").exists()
     finally:
         runs.end(launcher)

@@ -40,7 +40,7 @@ def train(flags):
 
 
 def at(run, step=STABLE):
-    return resuming.complete(run)[step]
+    return resuming.checkpoints_of(run)[step]
 
 
 def test_a_branch_is_the_run_with_that_decay_also_after_kills_and_leaves_the_other_folder_as_it_was(
@@ -52,7 +52,7 @@ def test_a_branch_is_the_run_with_that_decay_also_after_kills_and_leaves_the_oth
     assert {"step": END} | results == runs.evaluation(whole)
     for step in (None, 8):
         runs.train_until(step, "nlp", tmp_path / "killed", *flags, *branch)
-    assert [*resuming.complete(tmp_path / "killed")] == [8]
+    assert [*resuming.checkpoints_of(tmp_path / "killed")] == [8]
     shutil.copytree(tmp_path / "killed", tmp_path / "two-2")
     gone = at(whole).rename(whole / "gone")  # as --save_total_limit may remove it
     try:
@@ -73,7 +73,7 @@ def test_a_branch_of_a_constant_run_may_end_elsewhere_and_has_a_best_model_and_t
     train(tmp_path / "branch", 6, "--decay_from", at(tmp_path / "run", 4), *best)
     assert runs.training_lines(tmp_path / "branch")[-1]["learning_rate"] == pytest.approx(0.01 * (1 - 0.5**0.5))
     before, after = (
-        json.loads((resuming.complete(tmp_path / name)[step] / "state.json").read_text())
+        json.loads((resuming.checkpoints_of(tmp_path / name)[step] / "state.json").read_text())
         for name, step in (("run", 4), ("branch", 6))
     )
     assert (before["best_step"], after["best_step"]) == (4, 6)

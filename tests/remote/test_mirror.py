@@ -67,7 +67,7 @@ class Run:
         with (self.output / "metrics.jsonl").open("a") as log:
             log.write(f'{{"step": {step}}}\n')
         partial = folders.partial_of(path)
-        folders.begin(partial, 0)
+        folders.create(partial, 0)
         (partial / "part").mkdir()
         contents = {"state.json": json.dumps(state).encode(), "part/0": bytes([step]) * 5000}
         folders.commit(partial, path, {name: folders.write_file(partial / name, [contents[name]]) for name in contents})
@@ -81,7 +81,7 @@ class Run:
             self.mirror.copies.thread.join()
 
     def steps(self):
-        return sorted(resuming.complete(self.output))
+        return sorted(resuming.checkpoints_of(self.output))
 
 
 FILES = ("part/0", "state.json", "manifest.json")

@@ -155,7 +155,7 @@ def test_only_a_run_from_the_start_forgets_the_mistakes_of_an_earlier_one(tmp_pa
         run = SimpleNamespace(config=config, accelerator=accelerator, launch_card="  data  texts", checkpoint=resumed)
         Report().begun(run)
         assert (tmp_path / "mistakes.json").exists() == resumed
-    assert page.card(tmp_path / "launch_card.txt") == [("data", "texts")]
+    assert page.card_rows(tmp_path / "launch_card.txt") == [("data", "texts")]
 
 
 def test_the_end_of_a_run_says_where_its_time_went_and_where_its_pictures_are(tmp_path, capsys):

@@ -19,7 +19,7 @@ from shared.options.data_options import DataOptions
 from shared.text import corpus as corpus_module
 from shared.text import encoder
 from shared.text import tokenized as tokenized_module
-from shared.text.corpus import of_files, of_table, select_parts
+from shared.text.corpus import documents_of, of_files, select_parts
 from shared.text.encoder import Encoder
 from shared.text.token_files import tokenize_documents
 from shared.text.tokenized import train_tokenizer
@@ -67,7 +67,7 @@ def spans(corpus):
 
 
 def of_texts(texts, tokenizer):
-    return tokenize_documents(of_table(named(pa.table({"text": texts}), "here"), "text"), tokenizer)
+    return tokenize_documents(documents_of(named(pa.table({"text": texts}), "here"), "text"), tokenizer)
 
 
 def test_the_corpus_has_the_tokens_of_the_documents_in_their_order_and_is_made_once(files, monkeypatch):

@@ -18,8 +18,8 @@ from shared.datasets.readers import blocks_of_lines, line_number
 from shared.datasets.rows import content_of
 from shared.options.data_options import DataOptions
 from shared.text import corpus as corpora
-from shared.text.corpus import first_texts, load_documents, of_files, of_table
-from shared.text.encoder import batches_of
+from shared.text.corpus import documents_of, first_texts, load_documents, of_files
+from shared.text.encoder import batches_of_texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -50,7 +50,7 @@ def test_other_columns_of_a_json_file_may_have_different_types_in_each_row(tmp_p
     (tmp_path / "corpus.json").write_text(json.dumps(rows))
     for name in ("corpus.jsonl", "corpus.json"):
         assert read([tmp_path / name])["text"].to_pylist() == ["a", "2020-01-01", None]
-        assert [*batches_of(read([tmp_path / name]))] == [["a", "2020-01-01", ""]]
+        assert [*batches_of_texts(read([tmp_path / name]))] == [["a", "2020-01-01", ""]]
 
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
@@ -62,7 +62,7 @@ def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(mo
 
 
 def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
-    documents = of_table(pa.table({"text": [f"text {i}" for i in range(5000)]}), "text")
+    documents = documents_of(pa.table({"text": [f"text {i}" for i in range(5000)]}), "text")
     assert first_texts(documents, 1 << 30).num_rows == 5000
     found = first_texts(documents, 10_000)["text"].to_pylist()
     assert sum(map(len, found[:-1])) < 10_000 <= sum(map(len, found))
@@ -131,7 +131,7 @@ def test_every_kind_of_file_has_its_documents(small_blocks, tmp_path, kind):
     """test_files.py has the other kinds, and compressed files."""
     documents = read([write(tmp_path, f"a.{kind}")])
     assert documents["text"].to_pylist() == TEXTS
-    batches = [batch for start in range(0, 60, 7) for batch in batches_of(documents.slice(start, 7))]
+    batches = [batch for start in range(0, 60, 7) for batch in batches_of_texts(documents.slice(start, 7))]
     assert [text for batch in batches for text in batch] == TEXTS, "also some of them"
 
 

@@ -99,7 +99,7 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
 def test_long_texts_are_tokenized_few_at_a_time(monkeypatch):
     monkeypatch.setattr(encoder, "BATCH_BYTES", 100)
     table = pa.table({"a": ["x" * size for size in (30, 30, 30, 30, 250, 1, 1)], "b": ["y"] * 7})
-    batches = [*encoder.batches_of(table)]
+    batches = [*encoder.batches_of_texts(table)]
     assert [len(batch) for batch in batches] == [3, 1, 3]
     assert [row for batch in batches for row in batch] == list(zip(*table.to_pydict().values(), strict=True))
 

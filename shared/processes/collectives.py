@@ -2,9 +2,9 @@
 
 A collective call fails when one process reaches it later than the process group's timeout, which is short so that the
 loss of a machine is noticed. Some work takes longer on one process: an upload, digests of a large checkpoint, a slow
-disk, preparing data. After such work all processes call `wait_for_all` before the next collective. This barrier waits
-up to a day, and a thread of each process writes heartbeats to the group's store. It fails immediately when a process
-ends, because its connections close, and HEARTBEAT_TIMEOUT after the last heartbeat of a process.
+disk, preparing data. After such work all processes call `wait_for_all` before the next collective; `gather` does so by
+itself. This barrier waits up to a day, and a thread of each process writes heartbeats to the group's store. It fails
+immediately when a process ends, because its connections close, and HEARTBEAT_TIMEOUT after its last heartbeat.
 """
 
 import sys

@@ -55,11 +55,11 @@ def open_run(
         hook.folder_locked()
     left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), config.model_digest()))
     found = resuming.find(accelerator, config)
-    is_new = not found and not left["finished"]
+    is_new = not found and not left["has_model"]
     start = next(filter(None, [hook.first_checkpoint() for hook in hooks if is_new]), None)
     checkpoint, state = found or start or (None, left)
     stored = state["config"]
-    if checkpoint is None and stored and not left["finished"]:
+    if checkpoint is None and stored and not left["has_model"]:
         changed = options.differences(stored, config.settled(accelerator, None))
         accelerator.print(f"{output_dir} holds a run without a checkpoint{in_words(changed)}: the new run replaces it")
         stored = None
@@ -121,7 +121,7 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
     """What the main process reads in the folder of a run.
 
     Returns:
-        `config`, its settings, {} if there are none; `finished`, whether it has a model; and if metrics.jsonl ends as
+        `config`, its settings, {} if there are none; `has_model`; and if metrics.jsonl ends as
         that of a complete run, `data`, the digests of its data, and `results`, its last evaluation, else None.
 
     Raises:
@@ -137,7 +137,7 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
     stored = options.load(settings) if settings.is_file() else {}
     if stored and "output_dir" not in stored:
         raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
-    found = {"config": stored, "finished": model.exists(), "data": None, "results": None}
+    found = {"config": stored, "has_model": model.exists(), "data": None, "results": None}
     if not model.exists() or not lines or "train_runtime" not in lines[-1]:
         return found
     evaluated = [line for line in lines if any(name.startswith("eval_") for name in line)]

@@ -13,7 +13,7 @@ from shared.contrastive.models import SentenceTokenizer
 
 def predict_file(*words):
     """The scores of `python -m shared.predict` with these words."""
-    return predict.predict(predict.parse([str(word) for word in words]))
+    return predict.predict(predict.parse_request([str(word) for word in words]))
 
 
 def read_csv(path):

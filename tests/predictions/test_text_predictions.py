@@ -234,5 +234,5 @@ def test_rows_without_text_can_be_left_out_and_unknown_labels_ignored(alone, tmp
 
 def test_help_lists_the_flags(capsys):
     with pytest.raises(SystemExit, match="0"):
-        predict.parse(["--help"])
+        predict.parse_request(["--help"])
     assert "--predictions_file" in capsys.readouterr().out.replace("-file", "_file")

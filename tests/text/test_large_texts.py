@@ -51,7 +51,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     assert make(*arguments).targets.tolist() == first[0].targets.tolist()
     for module, name in (
         *((rows, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
-        *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
+        *((tokenized, "batches_of_texts"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
     monkeypatch.setattr(readers, "blocks", lambda *_, **__: pytest.fail("read again"))

@@ -231,8 +231,8 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
 def check(config: Options) -> None:
     """Raise UserError for values, or combinations of values, that are wrong for any data and on any machine."""
     config_class: type = type(config)
-    limits, given = limits_of(config_class), {}
-    for name, kind in command_line.kinds_of(config_class).items():
+    kinds, limits, given = command_line.kinds_of(config_class), limits_of(config_class), {}
+    for name, kind in kinds.items():
         value = getattr(config, name)
         if not kind.accepts(value):
             raise UserError(f"--{name} {value!r}: expected {kind}")
@@ -246,7 +246,6 @@ def check(config: Options) -> None:
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()
-    kinds = command_line.kinds_of(config_class)
     for name, other, *known in config.NEEDS:
         values = [value for value in known if kinds[other].accepts(value)]  # a subclass may have more of them
         if name in given and (given.get(other) not in values if values else other not in given):

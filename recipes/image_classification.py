@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.augmentation.augmentation import Augmentation, AugmentationOptions, mixed_cross_entropy
+from shared.augmentation.augmentation import Augmentation, AugmentationOptions, RepeatingPlan, mixed_cross_entropy
 from shared.augmentation.stochastic_depth import StochasticDepth
 from shared.config.fields import Meaning
 from shared.config.options import Rule, ScheduleType
@@ -96,7 +96,7 @@ def main(config: Config) -> dict[str, float]:
         model = adapt_to_device(accelerator, config, model, augmentation.geometry)
         shape = shape_of_run(config, "classification", train.names, train.targets, accelerator.device)
         samples = {"num_samples": len(train), "weights": shape.sample_weights, "repeats": config.repeated_augmentation}
-        plan = Plan.of_run(config, accelerator, **samples)
+        plan: Plan = RepeatingPlan.of_run(config, accelerator, **samples)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 

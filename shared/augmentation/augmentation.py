@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from shared.augmentation.operations import LEVELS, USUAL, WIDE, change_at_random, crop_and_resize, enhance, hue, to
 from shared.config.fields import Limits, Share
+from shared.errors import say
 from shared.images.decoding import Geometry
 from shared.options.image_options import ImageOptions
-from shared.plan.batches import MicroBatch
-from shared.plan.draws import hash64
+from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import Ints, hash64, permutation
 
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
 DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
@@ -71,6 +72,34 @@ class AugmentationOptions(ImageOptions):
     """Share of each target that is spread evenly over all classes."""
 
     NEEDS: ClassVar = (*ImageOptions.NEEDS, ("ra_magnitude", "rand_augment"))
+
+
+@dataclass(kw_only=True, eq=False)
+class RepeatingPlan(Plan):
+    """A plan whose stream has each sample `repeats` times in succession, as if in as many epochs.
+
+    Augmentation makes the copies differ (Hoffer et al. 2019, "Augment your batch"). A pass takes as many epochs.
+    """
+
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repeats > 1 and self.total_samples < self.repeats * self.num_samples:
+            say(f"--repeated_augmentation {self.repeats}: some images are not used, a pass takes {self.repeats} epochs")
+
+    def global_batch(self, step: int) -> tuple[Ints, Ints]:
+        """As in `Plan`. The first copies of all samples come first, so that mixing mixes different images."""
+        places = step * self.global_batch_size + np.arange(self.global_batch_size)
+        passes, places = np.divmod(places[places < self.total_samples], self.repeats * self.num_samples)
+        places, copies = np.divmod(places, self.repeats)
+        samples = np.empty_like(places)
+        for one in {*passes.tolist()}:
+            mine = places[passes == one]
+            order = permutation(self.seed, one * self.repeats, self.num_samples, int(mine[0]), int(mine[-1]) + 1)
+            samples[passes == one] = order[mine - mine[0]]
+        apart = copies.argsort(kind="stable")
+        return samples[apart], (passes * self.repeats + copies)[apart]
 
 
 def uniform(count: int, seed: int, micro_batch: MicroBatch, stream: int) -> NDArray[np.float64]:

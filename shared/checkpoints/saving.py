@@ -52,9 +52,10 @@ class Saver:
     `save` returns while parameters and optimizer states are still being copied to memory. The next optimizer step waits
     for this copy, and no other code may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
     thread writes them; at most one save is under way. One process of each machine that keeps checkpoints does this. A
-    checkpoint is written before `save` returns if memory is short. A save that fails prints a warning, the run
-    continues, and the next save tries again. If that one fails as well, more than an interval of work could be lost:
-    the run waits for its disk, or ends (--failed_saves). `finish` waits for the last save and requires it to succeed.
+    checkpoint is written before `save` returns if memory is short, or if no step follows the first save. A save that
+    fails prints a warning, the run continues, and the next save tries again. If that one fails as well, more than an
+    interval of work could be lost: the run waits for its disk, or ends (--failed_saves). `finish` waits for the last
+    save and requires it to succeed.
 
     Raises:
         UserError: a registered object is no module, or see `of_accelerate.prepared`.
@@ -123,21 +124,18 @@ class Saver:
             best=progress.best_step if self.config.load_best_model_at_end else None,
             needed_from=self.needed_from,
         )
-        if self.in_background and not (self.staging and self.staging.fits(tensors)):
-            self._set_up(tensors)
+        if self.staging and not self.staging.fits(tensors):
+            self.close()
+        if self.in_background and not self.staging and progress.step < self.plan.total_steps:
+            try:
+                self.staging = Staging(tensors)
+            except MemoryError as error:
+                self.in_background = False
+                complain(f"checkpoints are written while the training waits: {error}")
         if self.staging:
             self.copied = self.staging.copy(tensors, self._lasting())
             self.job.tensors = self.staging.places
         self._write()
-
-    def _set_up(self, tensors: dict[str, Tensors]) -> None:
-        """Allocate memory for a state, or give up writing in the background."""
-        self.close()
-        try:
-            self.staging = Staging(tensors)
-        except MemoryError as error:
-            self.in_background = False
-            complain(f"checkpoints are written while the training waits: {error}")
 
     def _require_success(self) -> None:
         """Wait until the save under way succeeds, because the one before failed; every process calls it."""

@@ -34,6 +34,7 @@ class Packing:
 
     first_position: int = 0
     packed: ClassVar[bool] = True
+    draws_random: ClassVar[bool] = False
 
     @classmethod
     def for_model(cls, config: Any) -> Self:

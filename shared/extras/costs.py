@@ -61,6 +61,7 @@ class Costs(Hook):
         """Start the stopwatch, and hook the model, so that data and gradients are timed."""
         model, self.loader, self.device = run.model, run.loader, run.accelerator.device
         self.stopwatch, self.is_sequence = Stopwatch(self.device), run.lengths is not None
+        self.process = psutil.Process()
         self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
         self.latest: Tensor | None = None  # the parameter with the last gradient
         self.in_pass = False  # since a forward pass whose backward pass has not ended
@@ -89,7 +90,7 @@ class Costs(Hook):
         waited = self.loader.seconds_waited - self.waited_before
         if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
             waited = min(waited, parts["data_wait"])
-        peak_memory, reserved_memory = memory(self.device)
+        peak_memory, reserved_memory = memory(self.device, self.process)
         return parts | {
             "data_wait": waited,
             "positions": self.positions,
@@ -154,11 +155,11 @@ def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items()}
 
 
-def memory(device: torch.device) -> tuple[int, int]:
+def memory(device: torch.device, process: psutil.Process) -> tuple[int, int]:
     """Peak and current bytes of this process: of the CUDA allocator, or resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.Process().memory_info().rss
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, process.memory_info().rss
 
 
 class Stopwatch:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.config.options import Options
-from shared.errors import UserError, say
+from shared.errors import UserError
 from shared.plan.cutting import Budget, costs_of, cut_points, share
 from shared.plan.draws import Ints, permutation
 
@@ -73,9 +73,6 @@ class Plan:
     micro_batches_per_step: int = 1  # a step is cut into at least this many
     num_processes: int = 1  # does not change the cut, except with `equal_counts` or more processes than micro-batches
     process_index: int = 0  # which process this is
-    repeats: int = 1
-    """How many times in succession the stream has each sample, as if in as many epochs, so that augmentation makes them
-    differ: "repeated augmentation" (Hoffer et al. 2019, "Augment your batch"). A pass then takes as many epochs."""
     equal_counts: bool = False
     """Every process gets the same number of micro-batches, for models whose forward pass communicates (FSDP,
     SyncBatchNorm); the number per step then is a multiple of `num_processes`."""
@@ -113,8 +110,6 @@ class Plan:
             assert self.num_epochs is not None
             self.total_samples = self.num_epochs * self.num_samples
         self.total_steps = -(-self.total_samples // self.global_batch_size)
-        if self.repeats > 1 and self.total_samples < self.repeats * self.num_samples:
-            say(f"--repeated_augmentation {self.repeats}: some images are not used, a pass takes {self.repeats} epochs")
 
     @classmethod
     def of_run(cls, config: Options, accelerator: Any, **data: Any) -> "Plan":
@@ -159,22 +154,14 @@ class Plan:
         return self.padded(self.lengths[samples].astype(np.int64))
 
     def global_batch(self, step: int) -> tuple[Ints, Ints]:
-        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step.
-
-        With `repeats`, the first copies of all samples come first, so that mixing mixes different images.
-        """
-        start = step * self.global_batch_size
-        places = np.arange(start, min(start + self.global_batch_size, self.total_samples))
-        passes, places = np.divmod(places, self.repeats * self.num_samples)
-        places, copies = np.divmod(places, self.repeats)
-        samples = np.empty_like(places)
-        for one in range(int(passes[0]), int(passes[-1]) + 1):
-            mine = passes == one
-            first, last = places[mine][[0, -1]].tolist()
-            order = permutation(self.seed, one * self.repeats, self.num_samples, first, last + 1)
-            samples[mine] = order[places[mine] - first]
-        apart = copies.argsort(kind="stable")
-        return samples[apart], (passes * self.repeats + copies)[apart]
+        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
+        start, size = step * self.global_batch_size, self.num_samples
+        end = min(start + self.global_batch_size, self.total_samples)
+        parts = {
+            epoch: permutation(self.seed, epoch, size, max(start - epoch * size, 0), min(end - epoch * size, size))
+            for epoch in range(start // size, -(-end // size))
+        }
+        return np.concatenate([*parts.values()]), np.repeat([*parts], [*map(len, parts.values())])
 
     def epochs_completed(self, step: int) -> int:
         """How many epochs are complete after steps 0 ... step-1."""
@@ -194,8 +181,8 @@ class Plan:
         """The micro-batches of a step for all processes, longest samples first."""
         return self._cut(step)[0]
 
-    def _cut(self, step: int) -> tuple[list[MicroBatch], list[int]]:
-        """The micro-batches of a step for all processes, and their costs."""
+    def _cut(self, step: int) -> tuple[list[MicroBatch], Ints]:
+        """The micro-batches of a step for all processes, and the lengths of their samples."""
         samples, epochs = self.global_batch(step)
         lengths = self.lengths_of(samples)
         order = (-lengths).argsort(kind="stable")
@@ -204,7 +191,7 @@ class Plan:
         count = self._count(sorted_lengths, self.num_processes, self.first_processes)
         starts = cut_points(sorted_lengths, self._budget, count)
         size = len(samples) if self.weights is None else self.weights[samples].sum().item()
-        return _micro_batches(step, samples, epochs, size, starts), costs_of(lengths, starts, self.packed)
+        return _micro_batches(step, samples, epochs, size, starts), lengths
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step for this process: see `micro_batches_of_all`."""
@@ -212,7 +199,7 @@ class Plan:
 
     def micro_batches_of_all(self, step: int) -> list[list[MicroBatch]]:
         """The micro-batches of a step for each process: at least one; the last one is marked."""
-        shares = _shares(*self._cut(step), self.num_processes, self.equal_counts, fewest=1)
+        shares = _shares(*self._cut(step), self.packed, self.num_processes, self.equal_counts, fewest=1)
         return [[*mine[:-1], replace(mine[-1], last=True)] for mine in shares]
 
     def cut_otherwise(self, start: int, num_processes: int, first_processes: int | None = None) -> bool:
@@ -266,9 +253,9 @@ def evaluation_batches(
     sorted_lengths = lengths.tolist()
     starts = budget.fill(sorted_lengths, budget.area(sorted_lengths))
     if len(starts) < num_processes:
-        starts = cut_points(sorted_lengths, budget, num_processes)
+        starts = cut_points(sorted_lengths, budget, min(num_processes, len(order)))
     pieces = _micro_batches(0, order, np.zeros(len(order), np.int64), len(order), starts)
-    return _shares(pieces, costs_of(lengths, starts, budget.packed), num_processes, equal_counts)[process_index]
+    return _shares(pieces, lengths, budget.packed, num_processes, equal_counts)[process_index]
 
 
 def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: list[int]) -> list[MicroBatch]:
@@ -280,13 +267,16 @@ def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: 
 
 
 def _shares(
-    pieces: list[MicroBatch], costs: list[int], num_processes: int, equal_counts: bool, fewest: int = 0
+    pieces: list[MicroBatch], lengths: Ints, packed: bool, num_processes: int, equal_counts: bool, fewest: int = 0
 ) -> list[list[MicroBatch]]:
     """The pieces of each process, and repeats if it has fewer than `fewest`, or than others with `equal_counts`."""
+    if num_processes == 1:  # a small step takes 10 microseconds less
+        return [pieces]
     if equal_counts:
         fewest = -(-len(pieces) // num_processes)
     last = pieces[-1]
     # Two samples, because batch norm does not accept one row.
     repeat = replace(last, index=len(pieces), samples=last.samples[-2:], epochs=last.epochs[-2:], counted=False)
+    costs = costs_of(lengths, [piece.start for piece in pieces], packed)
     indices = share(costs, num_processes, equal_counts)
     return [[pieces[i] for i in mine] + [repeat] * (fewest - len(mine)) for mine in indices]

@@ -51,9 +51,9 @@ class Budget:
         return min(at_least, len(lengths))
 
 
-def cut_points(lengths: list[int], budget: Budget, at_least: int) -> list[int]:
-    """The cut into `budget.count(lengths, at_least)` micro-batches of even cost."""
-    rows, area, count = len(lengths), budget.area(lengths), budget.count(lengths, at_least)
+def cut_points(lengths: list[int], budget: Budget, count: int) -> list[int]:
+    """The cut into micro-batches of even cost; `count`, their number, is one of `budget.count` or more."""
+    rows, area = len(lengths), budget.area(lengths)
     if lengths[0] == lengths[-1]:
         return [piece * rows // count for piece in range(count)]
     low, high = max(lengths[0], sum(lengths) // count) - 1, area  # find the smallest that gives `count` pieces

@@ -2,8 +2,8 @@
 
 Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Before each `__getitem__`, `random`, NumPy
 and torch are seeded from (seed, epoch, sample), and before `collate_fn` from (seed, step, micro-batch), so usual code
-of augmentation and masking draws the same numbers in every process. A dataset without randomness sets
-`draws_random = False`, which saves 20 microseconds per sample. A dataset that reads a whole micro-batch in one call has
+of augmentation and masking draws the same numbers in every process. A dataset or `collate_fn` without randomness sets
+`draws_random = False`, which saves 20 microseconds per call. A dataset that reads a whole micro-batch in one call has
 `read_micro_batch(samples, epochs)`, whose result goes to `collate_fn`; its random numbers must be functions of its
 arguments. A dataset on another machine may have `read_ahead(schedule)`: it takes the micro-batches of `schedule` in
 advance, begins to read them, and yields them. None means that the data are here.
@@ -156,11 +156,12 @@ class _Reader:
 
     def __init__(self, dataset: Dataset, collate_fn: Callable[[list[Any]], Any], seed: int) -> None:
         self.dataset, self.collate_fn, self.seed = dataset, collate_fn, seed
-        self.draws_random = getattr(dataset, "draws_random", True)
+        self.draws_random, self.collating_draws = (getattr(it, "draws_random", True) for it in (dataset, collate_fn))
 
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
         rows = self._read(micro_batch)
-        seed_micro_batch(self.seed, micro_batch.step, micro_batch.index)
+        if self.collating_draws:
+            seed_micro_batch(self.seed, micro_batch.step, micro_batch.index)
         return micro_batch, self.collate_fn(rows)
 
     def _read(self, micro_batch: MicroBatch) -> list[Any]:

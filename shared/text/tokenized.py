@@ -120,6 +120,7 @@ class Padding:
     multiple_of: int = 1
     max_length: int | None = None
     packed: ClassVar[bool] = False
+    draws_random: ClassVar[bool] = False
 
     def padded_lengths(self, lengths: Lengths) -> Lengths:
         """The cost of rows in tokens, int64 [N] or one: their lengths rounded up, but not beyond `max_length`."""

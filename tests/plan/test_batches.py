@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from shared.augmentation.augmentation import RepeatingPlan
 from shared.datasets import splits
 from shared.datasets.splits import share_of_each
 from shared.errors import UserError
@@ -178,7 +179,8 @@ def test_of_a_billion_samples_only_some_lengths_are_read_to_compare_the_steps():
 def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_samples, at_least, packed):
     lengths.sort(reverse=True)
     max_tokens = lengths[0] + slack
-    starts = cut_points(lengths, Budget(max_tokens, max_samples, packed), at_least)
+    budget = Budget(max_tokens, max_samples, packed)
+    starts = cut_points(lengths, budget, budget.count(lengths, at_least))
     ends = [*starts[1:], len(lengths)]
     assert starts[0] == 0
     assert all(start < end for start, end in zip(starts, ends, strict=True))
@@ -192,7 +194,7 @@ def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_sample
 @settings(max_examples=100, deadline=None)
 def test_moving_a_boundary_does_not_reduce_the_padding_without_enlarging_the_largest_piece(lengths, count):
     lengths.sort(reverse=True)
-    starts = cut_points(lengths, Budget(), count)
+    starts = cut_points(lengths, Budget(), min(count, len(lengths)))
     sizes = [lengths[s] * (e - s) for s, e in zip(starts, [*starts[1:], len(lengths)], strict=True)]
     for piece in range(1, len(starts)):  # moving any one boundary
         before, end = starts[piece - 1], [*starts, len(lengths)][piece + 1]
@@ -202,7 +204,7 @@ def test_moving_a_boundary_does_not_reduce_the_padding_without_enlarging_the_lar
 
 
 def test_equal_lengths_are_cut_evenly():
-    assert cut_points([5] * 10, Budget(20), 1) == [0, 2, 5, 7]
+    assert cut_points([5] * 10, Budget(20), 4) == [0, 2, 5, 7]
 
 
 def test_idle_time_of_two_processes_is_small():
@@ -352,7 +354,7 @@ def test_rows_are_chosen_and_held_out_with_at_most_a_byte_for_each_of_them(tmp_p
 @given(*(st.integers(1, most) for most in (5, 40, 30, 3, 8, 99)))
 def test_every_pass_has_each_sample_in_each_of_its_epochs_once(repeats, count, batch, passes, rows, seed):
     settings = {"num_samples": count, "global_batch_size": batch, "num_epochs": passes * repeats, "seed": seed}
-    plan = Plan(max_samples=rows, repeats=repeats, **settings)
+    plan = RepeatingPlan(max_samples=rows, repeats=repeats, **settings)
     fed = Counter()
     for step in range(plan.total_steps):
         samples, epochs = plan.global_batch(step)
@@ -368,7 +370,7 @@ def test_every_pass_has_each_sample_in_each_of_its_epochs_once(repeats, count, b
 
 
 def test_the_copies_of_an_image_are_in_one_step_and_in_different_micro_batches():
-    plan = Plan(seed=0, num_epochs=8, num_samples=100, global_batch_size=32, max_samples=8, repeats=4)
+    plan = RepeatingPlan(seed=0, num_epochs=8, num_samples=100, global_batch_size=32, max_samples=8, repeats=4)
     for piece in plan.cut(1):
         assert len(set(piece.samples.tolist())) == 8
     samples, epochs = plan.global_batch(1)

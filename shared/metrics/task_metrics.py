@@ -130,7 +130,7 @@ def resolve_metrics(config: MetricOptions, kind: str, names: Sequence[str], targ
             if name in SHIPPED:
                 raise UserError(f"--metric_name {name} does not fit {task}: use one of {one_of}")
             metrics.foreign[name], computed = load_foreign(name, metrics, task, one_of, config.trust_remote_code)
-        if both := set(computed) & set(metrics.names):
+        if both := set(computed) & {"loss", *metrics.names}:
             raise UserError(
                 f"--metric_name {' '.join(metrics.asked)}: {min(both)} would be computed twice: name each metric once"
             )

@@ -79,9 +79,9 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
     size: int = crop["height"] if crop else side
     resize: int | None = None
     if crop:
-        resize = max(size, round(side / share) if share else side)
+        resize = max(size, int(side / share) if share else side)  # transformers rounds down
     elif "shortest_edge" in edges and share and side < 384:  # ConvNeXt's processor; from 384 on it squeezes
-        resize = round(side / share)
+        resize = int(side / share)
     if config.image_size:
         resize = resize and round(resize * config.image_size / size)
         size = config.image_size

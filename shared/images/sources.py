@@ -45,8 +45,8 @@ def load_images(
     Training images are whole images, squeezed into squares of --decode_size. Validation images are the model's input,
     with the pixels of the exported image processor.
 
-    An image with a corrupt header or a truncated file ends the run here. Other damage ends the run when the image is
-    read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
+    An image with a corrupt header, or a truncated JPEG or PNG, ends the run here. Other damage ends the run when the
+    image is read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
     listed.
 
     Raises:

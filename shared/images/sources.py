@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, each_share, key_digest, shared_array
 from shared.datasets.labels import Labels, ProblemType
@@ -46,8 +45,8 @@ def load_images(
     with the pixels of the exported image processor.
 
     An image with a corrupt header, or a truncated JPEG or PNG, ends the run here. Other damage ends the run when the
-    image is read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
-    listed.
+    image is read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left
+    out and listed.
 
     Raises:
         UserError: the data cannot be read, or an image is corrupt.
@@ -199,14 +198,9 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
         raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
     passed_over["in no class's folder"] = len([*root.iterdir()]) - len(found)
     say_passed_over(name, passed_over)
-
-    def targets() -> Iterator[NDArray[np.int64]]:
-        for label in found:
-            for block in slices(counts[label]):
-                yield np.full(block.stop - block.start, classes.index(label))
-
-    of_files = {"cells": cells, "folder": root}
-    return checked(Images(name, classes, shared_array(targets, np.int64), numbers(len(cells)), **of_files))
+    blocks = [(classes.index(label), block) for label in found for block in slices(counts[label])]
+    targets = shared_array(lambda: (np.full(block.stop - block.start, i) for i, block in blocks), np.int64)
+    return checked(Images(name, classes, targets, numbers(len(cells)), cells=cells, folder=root))
 
 
 def image_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -284,7 +278,8 @@ def images_below(root: Path, name: str, passed_over: Counter[str], links: bool =
             is_folder = entry.is_dir(follow_symlinks=links)
             if entry.name.startswith("."):
                 passed_over["hidden"] += 1
-            elif is_folder or (ending in EXTENSIONS and _is_file(entry)):
+            # Path.is_file makes a system call; a link in a loop is no file for it, and an error for entry.is_file.
+            elif is_folder or (ending in EXTENSIONS and (Path(entry) if entry.is_symlink() else entry).is_file()):
                 kept.append((entry.name, is_folder))
             else:
                 passed_over["no images"] += 1
@@ -293,8 +288,3 @@ def images_below(root: Path, name: str, passed_over: Counter[str], links: bool =
             yield from (f"{found}/{file}" for file in images_below(root / found, name, passed_over))
         else:
             yield found
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry of a folder is a regular file, or a link to one. Only links need a system call."""
-    return Path(entry).is_file() if entry.is_symlink() else entry.is_file(follow_symlinks=False)

@@ -265,11 +265,12 @@ def images_below(root: Path, name: str, passed_over: Counter[str], links: bool =
     with about(name), os.scandir(root) as entries:
         for entry in entries:
             ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122  Path.suffix takes ten times as long
-            is_folder = entry.is_dir(follow_symlinks=links)
+            # A Path makes system calls, but has no error for a link in a loop.
+            target = Path(entry) if entry.is_symlink() else entry
+            is_folder = target.is_dir() and (links or not entry.is_symlink())
             if entry.name.startswith("."):
                 passed_over["hidden"] += 1
-            # Path.is_file makes a system call; a link in a loop is no file for it, and an error for entry.is_file.
-            elif is_folder or (ending in EXTENSIONS and (Path(entry) if entry.is_symlink() else entry).is_file()):
+            elif is_folder or (ending in EXTENSIONS and target.is_file()):
                 kept.append((entry.name, is_folder))
             else:
                 passed_over["no images"] += 1

@@ -74,7 +74,7 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
     crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
     share = getattr(processor, "crop_pct", None)
     side = edges.get("shortest_edge") or edges.get("height")
-    if not side or edges.get("width", side) != side or crop.get("height") != crop.get("width"):
+    if not side or edges.get("width", side) != side or (crop and crop.get("height", 0) != crop.get("width")):
         raise UserError(f"{name}: its image processor makes no squares ({edges}, {crop}): use another model")
     size: int = crop["height"] if crop else side
     resize: int | None = None

@@ -6,7 +6,7 @@ the same on any process and with any kind of device. Images are float32 [rows, 3
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -109,15 +109,13 @@ def uniform(count: int, seed: int, micro_batch: MicroBatch, stream: int) -> NDAr
 
 
 class Draws:
-    """Random numbers in [0, 1) for the rows of a micro-batch, by name; functions of seed, epoch and sample."""
+    """Random numbers in [0, 1) for the rows of a micro-batch, by name; functions of seed, epoch and sample.
+
+    All are made at once, because a call costs more than the numbers.
+    """
 
     def __init__(self, seed: int, micro_batch: MicroBatch, device: torch.device) -> None:
-        self.seed, self.micro_batch, self.device = seed, micro_batch, device
-
-    @cached_property
-    def all(self) -> NDArray[np.float64]:
-        """All draws, float64 [draws, rows]; made in one call, because a call costs more than the numbers."""
-        return uniform(len(DRAWS), self.seed, self.micro_batch, STREAM)
+        self.all, self.device = uniform(len(DRAWS), seed, micro_batch, STREAM), device  # float64 [draws, rows]
 
     def on_cpu(self, name: str) -> NDArray[np.float64]:
         """The draw `name` of each row, on the CPU: float64 [rows]."""
@@ -158,8 +156,11 @@ class Augmentation:
         with torch.autocast(draw.device.type, enabled=False):
             boxes = crop_boxes(draw, batch["aspects"], config.min_crop_area)
             if config.horizontal_flip:
-                boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
-            images = self.cut(batch["images"], boxes)
+                left, top, right, bottom = boxes.unbind(1)
+                mirrored = torch.stack([right, top, left, bottom], dim=1)
+                boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored, boxes)
+            size, interpolation = config.train_image_size or self.geometry.size, self.geometry.interpolation
+            images = crop_and_resize(batch["images"], boxes, size, interpolation)
             if config.trivial_augment:
                 operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
                 images = change_at_random(images, operation, np.floor(magnitude * LEVELS), sign, WIDE)
@@ -177,11 +178,6 @@ class Augmentation:
             if not (config.mixup or config.cutmix):
                 return images, None
             return mix(images, draw, config.mixup, config.cutmix)
-
-    def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
-        """Cut the boxes out of decoded images and scale them to the size of the training."""
-        size = self.config.train_image_size or self.geometry.size
-        return crop_and_resize(images, boxes, size, self.geometry.interpolation)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalize values 0 ... 255 with the mean and the standard deviation that the model expects."""
@@ -214,12 +210,6 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
 def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
     """float32 [values, 1, 1], cached because each copy to a GPU would synchronize."""
     return torch.tensor(values, device=device)[:, None, None]
-
-
-def mirrored(boxes: Tensor) -> Tensor:
-    """The boxes with left and right exchanged, which mirrors the crop."""
-    left, top, right, bottom = boxes.unbind(1)
-    return torch.stack([right, top, left, bottom], dim=1)
 
 
 def erased(draw: Draws, size: int, probability: float) -> Tensor:

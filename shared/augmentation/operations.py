@@ -30,11 +30,6 @@ def to(device: torch.device, values: NDArray[Any]) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-def triangle(x: Tensor) -> Tensor:
-    """Pillow's BILINEAR kernel: a triangle."""
-    return (1 - x.abs()).clamp_(min=0)
-
-
 def cubic(x: Tensor) -> Tensor:
     """Pillow's BICUBIC kernel: Keys' cubic with a = -0.5."""
     x = x.abs()
@@ -43,7 +38,7 @@ def cubic(x: Tensor) -> Tensor:
     return torch.where(x < 1, inner, torch.where(x < 2, outer, torch.zeros_like(x)))
 
 
-FILTERS = {"bilinear": triangle, "bicubic": cubic}
+FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": lambda x: (1 - x.abs()).clamp_(min=0), "bicubic": cubic}
 
 
 def weights(low: Tensor, high: Tensor, source: int, target: int, interpolation: str) -> Tensor:
@@ -91,11 +86,6 @@ def grey(images: Tensor) -> Tensor:
     return (images * to(images.device, GREY)).sum(1, keepdim=True).add(0.5).floor()
 
 
-def mean_grey(images: Tensor) -> Tensor:
-    """The mean luminance of each image, [rows, 1, 1, 1]."""
-    return grey(images).mean((1, 2, 3), keepdim=True).add(0.5).floor()
-
-
 def smooth(images: Tensor) -> Tensor:
     """The images smoothed by a 3 x 3 kernel, except their borders."""
     kernel = to(images.device, SMOOTH).div(13).expand(3, 1, 3, 3)
@@ -108,7 +98,7 @@ def smooth(images: Tensor) -> Tensor:
 ENHANCE: dict[str, Callable[[Tensor], Tensor]] = {
     "brightness": torch.zeros_like,
     "saturation": grey,
-    "contrast": mean_grey,
+    "contrast": lambda images: grey(images).mean((1, 2, 3), keepdim=True).add(0.5).floor(),  # the mean luminance
     "sharpness": smooth,
 }
 

@@ -74,14 +74,14 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
     crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
     share = getattr(processor, "crop_pct", None)
     side = edges.get("shortest_edge") or edges.get("height")
-    if not side or edges.get("width", side) != side or crop.get("height") != crop.get("width"):
+    if not side or edges.get("width", side) != side or (crop and crop.get("height", 0) != crop.get("width")):
         raise UserError(f"{name}: its image processor makes no squares ({edges}, {crop}): use another model")
     size: int = crop["height"] if crop else side
     resize: int | None = None
     if crop:
-        resize = max(size, round(side / share) if share else side)
+        resize = max(size, int(side / share) if share else side)  # transformers rounds down
     elif "shortest_edge" in edges and share and side < 384:  # ConvNeXt's processor; from 384 on it squeezes
-        resize = round(side / share)
+        resize = int(side / share)
     if config.image_size:
         resize = resize and round(resize * config.image_size / size)
         size = config.image_size
@@ -194,43 +194,34 @@ def residual_blocks(model: nn.Module) -> list[Any]:
     return [each for each in model.modules() if type(each).__name__ in ("ResNetBasicLayer", "ResNetBottleNeckLayer")]
 
 
-def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geometry | None = None) -> nn.Module:
+def adapt_to_device(accelerator: Any, config: Any, model: Any, geometry: Geometry | None = None) -> nn.Module:
     """Apply the flags for a model's computation, such as --torch_compile, before the optimizer and `prepare`.
 
     The last layer is shortened if the head reads only one token. A pretrained model is first tested on images of the
     `geometry`.
 
     Raises:
-        UserError: see `check_loads`, `require_logits`, `batch_norm.synchronize`, `use_activation_dtype` and
-            `compile_layers`.
+        UserError: a pretrained model does not take such images, or does not return one logit per class; or see
+            `check_loads`, `batch_norm.synchronize`, `use_activation_dtype` and `compile_layers`.
     """
     if geometry and config.model_name_or_path:
+        name = f"--model_name_or_path {config.model_name_or_path}: a {type(model).__name__}"
         for size in {geometry.size, config.train_image_size or geometry.size}:
-            require_logits(model, size, f"--model_name_or_path {config.model_name_or_path}")
+            with about(f"{name} cannot take images of {size} x {size}"):
+                logits, *_ = outputs_of(model, {"pixel_values": torch.zeros(2, 3, size, size)})
+            if logits.shape != (2, len(model.config.id2label)):
+                raise UserError(f"{name} returns {[*logits.shape[1:]]}, not one logit per class: use another model")
     check_loads(model)
     shorten_last_layer(model)
     if config.sync_batchnorm:
         model = synchronize(model)
     if config.channels_last and accelerator.device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)
     if config.cudnn_benchmark:  # at the first convolution of a shape, cuDNN times its algorithms
         torch.backends.cudnn.benchmark = True
     use_activation_dtype(config, model)
     use_fast_products(model)
     return compile_layers(config, model, fixed_shapes=True)
-
-
-def require_logits(model: Any, size: int, name: str) -> None:
-    """Check that a model takes images of `size` pixels and returns one logit per class.
-
-    Raises:
-        UserError: it does not; the message starts with `name`, the flag and its value.
-    """
-    kind = type(model).__name__
-    with about(f"{name}: a {kind} cannot take images of {size} x {size}"):
-        logits, *_ = outputs_of(model, {"pixel_values": torch.zeros(2, 3, size, size)})
-    if logits.shape != (2, len(model.config.id2label)):
-        raise UserError(f"{name}: a {kind} returns {[*logits.shape[1:]]}, not one logit per class: use another model")
 
 
 def freeze_backbone(model: Any) -> None:

@@ -78,8 +78,12 @@ class Images:
         return self.pixels[samples], self.aspects[samples], self.targets[samples]
 
     def picture(self, i: int) -> dict[str, str]:
-        """Image i in its aspect ratio as {"picture": a PNG of at most SHOWN pixels per side, as a data URL}."""
+        """What the model sees of image i as {"picture": a PNG of at most SHOWN pixels per side, as a data URL}.
+
+        An image that is squeezed into its square has its aspect ratio again.
+        """
         pixels, aspect, _ = self[i]
+        aspect = 1.0 if self.square and self.square.resize is not None else aspect  # else the square is cut out
         size = (max(1, round(SHOWN * min(1, aspect))), max(1, round(SHOWN / max(1, aspect))))
         how = Image.Resampling.NEAREST if len(pixels) < SHOWN else Image.Resampling.LANCZOS
         file = io.BytesIO()

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, each_share, key_digest, shared_array
 from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.readers import KINDS, find_files
 from shared.datasets.rows import column_of, content_of, is_text, refuse_missing, source_of
-from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, hold_out, limited, read_parts
+from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, read_parts, split
 from shared.errors import UserError, about, count_of, say
 from shared.images.cache import check_images, key_of_files
 from shared.images.decoding import Geometry
@@ -45,9 +44,9 @@ def load_images(
     Training images are whole images, squeezed into squares of --decode_size. Validation images are the model's input,
     with the pixels of the exported image processor.
 
-    An image with a corrupt header or a truncated file ends the run here. Other damage ends the run when the image is
-    read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
-    listed.
+    An image with a corrupt header, or a truncated JPEG or PNG, ends the run here. Other damage ends the run when the
+    image is read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left
+    out and listed.
 
     Raises:
         UserError: the data cannot be read, or an image is corrupt.
@@ -65,36 +64,32 @@ def load_images(
 def load_sources(config: Any, problem_type: ProblemType = "single_label_classification") -> tuple[Images, Images]:
     """The training and the validation images that a config names, or the digits if it names none.
 
-    Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out
-    (`tables.hold_out`). --max_train_samples and --max_eval_samples reduce the images (`tables.limited`). With the
-    `problem_type` "regression", the targets are the numbers in --label_column_name.
+    Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out.
+    --max_train_samples and --max_eval_samples reduce the images (`tables.split` does both). With the `problem_type`
+    "regression", the targets are the numbers in --label_column_name.
 
     Raises:
         UserError: the data cannot be read.
     """
-    validation: Images | None = None
     if config.train_dir:
-        train = class_folders(config.train_dir, "--train_dir")
+        parts = [class_folders(config.train_dir, "--train_dir")]
         if config.validation_dir:
-            validation = class_folders(config.validation_dir, "--validation_dir", train.names)
+            parts.append(class_folders(config.validation_dir, "--validation_dir", parts[0].names))
     elif config.train_file or config.dataset_name:
-        train, validation = from_tables(config, problem_type)
+        parts = from_tables(config, problem_type)
     else:
-        train = digits()
-    if problem_type == "regression" and train.names:
-        raise UserError(f"{train.name} has classes, and regression needs a column of numbers: use --train_file")
-    if validation is None:
-        percentage, seed = config.validation_split_percentage, config.seed
-        train, validation = map(train.chosen, hold_out(train.as_table(), percentage, seed, train.targets))
-    if config.model_name_or_path and not config.from_scratch and train.names:
-        names = label_order(config.model_name_or_path, train.names, config.revision)
-        train, validation = train.ordered(names), validation.ordered(names)
-    chosen = limited((train.as_table(), validation.as_table()), config)
-    return train.chosen(chosen[0]), validation.chosen(chosen[1])
+        parts = [digits()]
+    names = parts[0].names
+    if problem_type == "regression" and names:
+        raise UserError(f"{parts[0].name} has classes, and regression needs a column of numbers: use --train_file")
+    chosen = split([part.as_table() for part in parts], config, lambda _: parts[0].targets)
+    if config.model_name_or_path and not config.from_scratch and names:
+        names = label_order(config.model_name_or_path, names, config.revision)
+    return parts[0].chosen(chosen[0]).ordered(names), parts[-1].chosen(chosen[1]).ordered(names)
 
 
-def from_tables(config: Any, problem_type: ProblemType) -> tuple[Images, Images | None]:
-    """The training and the validation images of --train_file or --dataset_name; None if there is no validation part.
+def from_tables(config: Any, problem_type: ProblemType) -> list[Images]:
+    """The training images of --train_file or --dataset_name, and the validation images if there is such a part.
 
     Paths in a column are relative to the folder of the file, or to the folder that `save_to_disk` wrote.
     """
@@ -106,8 +101,7 @@ def from_tables(config: Any, problem_type: ProblemType) -> tuple[Images, Images 
     tables = read_parts(config, [config.image_column_name], [config.label_column_name], problem_type)
     labels = Labels.from_table(tables[0], config.label_column_name, problem_type)
     column = config.image_column_name
-    parts = [images_of(table, column, labels, folder) for table, folder in zip(tables, folders, strict=False)]
-    return parts[0], parts[1] if len(parts) > 1 else None
+    return [images_of(table, column, labels, folder) for table, folder in zip(tables, folders, strict=False)]
 
 
 def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
@@ -199,23 +193,9 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
         raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
     passed_over["in no class's folder"] = len([*root.iterdir()]) - len(found)
     say_passed_over(name, passed_over)
-
-    def targets() -> Iterator[NDArray[np.int64]]:
-        for label in found:
-            for block in slices(counts[label]):
-                yield np.full(block.stop - block.start, classes.index(label))
-
-    of_files = {"cells": cells, "folder": root}
-    return checked(Images(name, classes, shared_array(targets, np.int64), numbers(len(cells)), **of_files))
-
-
-def image_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The bytes, or else the paths, in a column of images, which may be the structs that `datasets` writes."""
-    if not pa.types.is_struct(column.type):
-        return column
-    inside = {field.name for field in column.type}
-    content = pc.struct_field(column, "bytes" if "bytes" in inside else 0)
-    return pc.struct_field(column, "path") if content.null_count == len(content) and "path" in inside else content
+    blocks = [(classes.index(label), block) for label in found for block in slices(counts[label])]
+    targets = shared_array(lambda: (np.full(block.stop - block.start, i) for i, block in blocks), np.int64)
+    return checked(Images(name, classes, targets, numbers(len(cells)), cells=cells, folder=root))
 
 
 def images_of(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Images:
@@ -228,8 +208,12 @@ def images_of(table: pa.Table, image_column: str, labels: Labels, folder: Path |
         UserError: the column is missing or does not hold images, a file cannot be read, or labels are missing or
             unknown.
     """
-    column = column_of(table, image_column, "--image_column_name")
-    content = image_cells(column)
+    column = content = column_of(table, image_column, "--image_column_name")
+    if pa.types.is_struct(column.type):
+        inside = {field.name for field in column.type}
+        content = pc.struct_field(column, "bytes" if "bytes" in inside else 0)
+        if content.null_count == len(content) and "path" in inside:
+            content = pc.struct_field(column, "path")
     is_path = is_text(content.type) and folder is not None
     if not is_path and "binary" not in str(content.type):
         raise UserError(
@@ -281,10 +265,12 @@ def images_below(root: Path, name: str, passed_over: Counter[str], links: bool =
     with about(name), os.scandir(root) as entries:
         for entry in entries:
             ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122  Path.suffix takes ten times as long
-            is_folder = entry.is_dir(follow_symlinks=links)
+            # A Path makes system calls, but has no error for a link in a loop.
+            target = Path(entry) if entry.is_symlink() else entry
+            is_folder = target.is_dir() and (links or not entry.is_symlink())
             if entry.name.startswith("."):
                 passed_over["hidden"] += 1
-            elif is_folder or (ending in EXTENSIONS and _is_file(entry)):
+            elif is_folder or (ending in EXTENSIONS and target.is_file()):
                 kept.append((entry.name, is_folder))
             else:
                 passed_over["no images"] += 1
@@ -293,8 +279,3 @@ def images_below(root: Path, name: str, passed_over: Counter[str], links: bool =
             yield from (f"{found}/{file}" for file in images_below(root / found, name, passed_over))
         else:
             yield found
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry of a folder is a regular file, or a link to one. Only links need a system call."""
-    return Path(entry).is_file() if entry.is_symlink() else entry.is_file(follow_symlinks=False)

@@ -19,16 +19,12 @@ from shared.pretrained.from_pretrained import label_weights
 ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
 
 
+@dataclass(frozen=True)
 class SampleWeights:
-    """The weight of each training sample, which is that of its class; N weights are never in memory.
+    """The weight of each training sample, which is that of its class; N weights are never in memory."""
 
-    Args:
-        of_classes: float64 [classes].
-        targets: int64 [N] class ids, which may be memory-mapped.
-    """
-
-    def __init__(self, of_classes: NDArray[np.float64], targets: NDArray[np.int64]) -> None:
-        self.of_classes, self.targets = of_classes, targets
+    of_classes: NDArray[np.float64]  # [classes]
+    targets: NDArray[np.int64]  # [N] class ids, which may be memory-mapped
 
     def __getitem__(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.of_classes[self.targets[samples]]

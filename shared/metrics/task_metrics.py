@@ -71,18 +71,14 @@ class TaskMetrics:
         return values == self.positive if values.ndim == 1 else values[:, self.positive] == 1
 
 
+@dataclass
 class Scorer:
-    """Predicts the batches of an evaluation, and computes its metrics; keeps probabilities where a metric takes them.
+    """Predicts the batches of an evaluation, and computes its metrics; keeps probabilities if a metric takes them."""
 
-    Args:
-        metrics: those of the run.
-        predict: as for `evaluation.collect`; it also gives logits [rows, labels].
-    """
-
-    def __init__(self, metrics: TaskMetrics, predict: Callable[..., Sequence[torch.Tensor]]) -> None:
-        self.metrics, self.predict = metrics, predict
-        self.numbers: list[np.ndarray] = []
-        self.rows: list[torch.Tensor] = []
+    metrics: TaskMetrics
+    predict: Callable[..., Sequence[torch.Tensor]]  # as for `evaluation.collect`; it also gives logits [rows, labels]
+    numbers: list[np.ndarray] = field(default_factory=list)  # of the samples of each batch
+    rows: list[torch.Tensor] = field(default_factory=list)  # their probabilities
 
     def __call__(self, model: Any, micro_batch: MicroBatch, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Predictions and losses of a batch."""
@@ -130,7 +126,7 @@ def resolve_metrics(config: MetricOptions, kind: str, names: Sequence[str], targ
             if name in SHIPPED:
                 raise UserError(f"--metric_name {name} does not fit {task}: use one of {one_of}")
             metrics.foreign[name], computed = load_foreign(name, metrics, task, one_of, config.trust_remote_code)
-        if both := set(computed) & set(metrics.names):
+        if both := set(computed) & {"loss", *metrics.names}:
             raise UserError(
                 f"--metric_name {' '.join(metrics.asked)}: {min(both)} would be computed twice: name each metric once"
             )

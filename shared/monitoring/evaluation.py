@@ -18,7 +18,8 @@ from shared.processes import signals
 
 NUMBERS_AT_ONCE = 2**24  # that travel in one collective call: 64 or 128 MiB
 SAME = 1e-3  # relative, of scores: kinds of machines round differently
-LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
+LOWER_IS_BETTER = {"loss", "nll", "error", "mse", "rmse", "mae", "mape", "smape", "mase", "brier", "perplexity"}
+LOWER_IS_BETTER |= {"wer", "cer", "ter"}  # error rates of words, characters and translations
 
 
 @contextmanager

@@ -97,7 +97,5 @@ class ImageOptions(MetricOptions):
         """
         assert self.global_batch_size is not None, "the run folder settles the global batch"
         ratio = self.global_batch_size / BASE_BATCH
-        return (
-            super().peak_learning_rate()
-            * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scale_learning_rate]
-        )
+        factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
+        return super().peak_learning_rate() * factors[self.scale_learning_rate]

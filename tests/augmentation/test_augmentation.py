@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from shared.augmentation import operations
-from shared.augmentation.augmentation import (
-    DRAWS,
-    Augmentation,
-    AugmentationOptions,
-    Draws,
-    crop_boxes,
-    erased,
-    mix,
-)
+from shared.augmentation.augmentation import DRAWS, Augmentation, AugmentationOptions, Draws, crop_boxes, erased, mix
 from shared.images.decoding import Geometry
 from shared.plan.batches import MicroBatch
 
@@ -92,14 +84,6 @@ def test_random_crops_lie_in_the_image_and_have_the_requested_area_and_shape(see
 # Colors and TrivialAugment
 
 
-ENHANCERS = {
-    "brightness": ImageEnhance.Brightness,
-    "contrast": ImageEnhance.Contrast,
-    "saturation": ImageEnhance.Color,
-    "sharpness": ImageEnhance.Sharpness,
-}
-
-
 def test_operations_on_values_equal_those_of_pillow():
     images = [photo(20), photo(20, 1).point(lambda v: 60 + v // 3), Image.new("RGB", (20, 20), (10, 200, 30))]
     given, each = batch(*images), lambda value: torch.full((3, 1, 1, 1), value)
@@ -109,7 +93,8 @@ def test_operations_on_values_equal_those_of_pillow():
         (operations.autocontrast(given), ImageOps.autocontrast),
         (operations.equalize(given), ImageOps.equalize),
     ]
-    for name, pillow in ENHANCERS.items():
+    for name in ("brightness", "contrast", "saturation", "sharpness"):
+        pillow = getattr(ImageEnhance, {"saturation": "Color"}.get(name, name.title()))
         for factor in (0.0, 0.3, 1.0, 1.7):
             enhanced = operations.enhance(given, name, each(factor))
             cases.append((enhanced, lambda image, p=pillow, f=factor: p(image).enhance(f)))

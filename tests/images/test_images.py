@@ -1,7 +1,10 @@
 """Image data sets have a digest of their content; corrupt images are named or left out."""
 
+import base64
+import io
 import os
 import shutil
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.csv
@@ -66,6 +69,13 @@ def test_the_digest_of_a_table_changes_with_images_of_the_same_size(tmp_path, im
     assert seen[0] == seen[1] != seen[2]
 
 
+@pytest.mark.parametrize(("resize", "height"), [(None, 77), (8, 96)])
+def test_a_picture_has_the_shape_of_what_the_model_sees(tmp_path, resize, height):
+    _, validation = load_images(config(train_dir=str(folders(tmp_path / "train"))), replace(EIGHT, resize=resize))
+    encoded_picture = validation.picture(0)["picture"].partition(",")[2]
+    assert Image.open(io.BytesIO(base64.b64decode(encoded_picture))).size == (96, height)
+
+
 # Corrupt images, and limits
 
 
@@ -88,7 +98,7 @@ def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache)
 def test_a_limit_keeps_some_images_of_each_part_and_incomplete_rows_are_skipped_on_request(tmp_path):
     file = tables(tmp_path, rows=20)
     rows = pyarrow.parquet.ParquetFile(file).read().to_pylist()
-    rows[3]["image"] = rows[4]["label"] = None
+    rows[3]["image"], rows[4]["label"] = dict.fromkeys(rows[3]["image"]), None
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), file)
     with pytest.raises(UserError, match=r"row 5 of .* no label in label: fill it in, or skip such rows"):
         load_images(config(train_file=file), EIGHT)

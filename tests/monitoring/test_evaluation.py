@@ -156,7 +156,7 @@ def test_scores_that_differ_between_processes_are_named_and_rounding_is_not():
 
 
 def test_losses_and_errors_are_better_when_lower():
-    lower = ("loss", "eval_loss", "mean_squared_error", "mse", "perplexity")
+    lower = ("loss", "eval_loss", "mean_squared_error", "mse", "perplexity", "smape", "brier_score")
     for name in (*lower, "eval_accuracy", "macro_f1", "pearson", "eval_spearmanr"):
         assert evaluation.greater_is_better(name) is (name not in lower)
 

@@ -196,16 +196,19 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
 
 
 def missing(table: pa.Table, column: str) -> np.ndarray:
-    """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel, or a list with a null in it."""
+    """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel; or a list with null or -1."""
     cells = column_of(table, column, "")
     gaps = np.asarray(cells.is_null(nan_is_null=True))
     if is_text(cells.type):
         texts = cells.cast(pa.large_string())
         gaps |= np.asarray(pc.fill_null(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)), True))
+    values, rows = cells, np.arange(len(cells))
     if is_list(cells.type):
-        gaps[np.asarray(pc.list_parent_indices(cells))[np.asarray(pc.list_flatten(cells).is_null())]] = True
-    if pa.types.is_integer(cells.type) and of_datasets.class_names(table, column):
-        gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))
+        values, rows = pc.list_flatten(cells), np.asarray(pc.list_parent_indices(cells))
+    without = values.is_null()
+    if of_datasets.class_names(table, column):
+        without = pc.or_(without, pc.fill_null(pc.equal(values, -1), True))
+    gaps[rows[np.asarray(without)]] = True
     return gaps
 
 

@@ -115,7 +115,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         return ~np.any([np.zeros(block.num_rows, bool), *(missing(block, name) for name in there)], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
-    kept = rows.filtered(table, complete, "complete, also in lists", there, readings) if there else table
+    kept = rows.filtered(table, complete, "complete, also in lists of ClassLabels", there, readings) if there else table
     if not (skipped := table.num_rows - kept.num_rows):
         return table
     left_out = (

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import runs
+from datasets import Dataset, DatasetDict
 from range_server import RangeServer
 from s3_server import S3Server
 
@@ -87,6 +88,13 @@ def test_the_folder_of_the_prepare_command_has_an_effect_only_with_documents(tex
     with pytest.raises(UserError, match=r"--to .*x has no effect on .*nlp\.py with these flags, which read no doc"):
         prepare.prepare(runs.ROOT / "recipes/nlp.py", [*map(str, texts), *runs.TINY], (0, 1), tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_equal_splits_of_a_data_set_are_both_prepared(tmp_path):
+    same = Dataset.from_dict({"text": ["a b c", "d e f"]})
+    DatasetDict(train=same, validation=same).save_to_disk(tmp_path / "both")
+    prepare.prepare(MLM, [*runs.TINY, "--dataset_name", str(tmp_path / "both")], (0, 1), tmp_path / "x")
+    assert (tmp_path / "x/validation/tokens.npy").exists()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from shared.datasets.tables import read_parts, split
 from shared.demo_data import tagged_functions
 from shared.errors import UserError, about, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
-from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
+from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags, sizes_of
 
 FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 TEXT_FLAG, TAG_FLAG = "--text_column_name", "--label_column_name"
@@ -221,11 +221,8 @@ def words_and_tags(
         )
     if is_text(texts.type):
         return _of_spans(table, texts, labels, label_column)
-    words = words_of(table, text_column)
-    if names := class_names(table, label_column):
-        labels = _named(table, labels, names, label_column)
-    tags = _strings(table, labels, label_column, TAG_FLAG)
-    sizes = [np.asarray(pc.list_value_length(lists)) for lists in (words, tags)]
+    words, tags = words_of(table, text_column), _strings(table, labels, label_column, TAG_FLAG)
+    sizes = [sizes_of(lists) for lists in (words, tags)]
     if len(rows := np.flatnonzero(sizes[0] != sizes[1])):
         found = f"{sizes[0][rows[0]]:,} words in {text_column} and {sizes[1][rows[0]]:,} tags in {label_column}"
         raise UserError(f"{where(table, int(rows[0]))} has {found}: write one tag for each word")
@@ -240,25 +237,23 @@ def _cells(table: pa.Table, name: str, flag: str) -> pa.Array:
 
 
 def _strings(table: pa.Table, cells: pa.Array, name: str, flag: str) -> pa.LargeListArray:
-    """Lists of words or tags as lists of strings; UserError if they are no lists, or an entry has no value."""
+    """Lists of words or tags as lists of strings; ClassLabel numbers become their names.
+
+    Raises:
+        UserError: they are no lists, or an entry has no value.
+    """
+    names = class_names(table, name)
     with about(f"{flag} {name}: {source_of(table)}"):
-        lists = cells.cast(LISTS)
-    values = lists.flatten()
-    gaps = values.is_null() if flag == TEXT_FLAG else pc.equal(pc.fill_null(values, ""), "")
+        lists = cells.cast(pa.large_list(pa.int64()) if names else LISTS)
+    values, rows = lists.flatten(), np.asarray(pc.list_parent_indices(lists))
+    gaps = values.is_null() if names or flag == TEXT_FLAG else pc.equal(pc.fill_null(values, ""), "")
     if len(missing := np.flatnonzero(gaps)):
-        row = int(np.asarray(pc.list_parent_indices(lists))[missing[0]])
+        row = int(rows[missing[0]])
         raise UserError(f"{where(table, row)} has an entry without a value in {name}: fill it in, or remove the row")
-    return lists
-
-
-def _named(table: pa.Table, labels: pa.Array, names: tuple[str, ...], column: str) -> pa.LargeListArray:
-    """Lists of ClassLabel numbers as lists of their names."""
-    labels = labels.cast(pa.large_list(pa.int64()))
-    numbers = np.asarray(pc.fill_null(labels.flatten(), -1))
-    rows = np.asarray(pc.list_parent_indices(labels))
-    found = names_of_ids(table, column, numbers, rows, names, "the tag ").cast(pa.large_string())
-    bounds = np.append(0, np.cumsum(np.asarray(pc.list_value_length(labels))))
-    return pa.LargeListArray.from_arrays(bounds, found)
+    if not names:
+        return lists
+    found = names_of_ids(table, name, values.to_numpy(), rows, names, "the tag ").cast(pa.large_string())
+    return pa.LargeListArray.from_arrays(np.append(0, np.cumsum(sizes_of(lists))), found)
 
 
 def _of_spans(

@@ -16,7 +16,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -54,19 +53,6 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 # Writing
 
 
-@contextmanager
-def _sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder, and write to it as the only process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder_lock.acquire(folder, "--to")
-        yield
-    except OSError as error:
-        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
-    finally:
-        folder_lock.release_all()
-
-
 def write_prepared(
     folder: Path,
     corpora: Mapping[str, Corpus],
@@ -80,7 +66,9 @@ def write_prepared(
     Raises:
         UserError: the folder holds other data, another process writes it, or it cannot be written.
     """
-    with _sole_writer(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(folder, "--to")
         vocabulary = vocabulary_digest(tokenizer)
         if (folder / INDEX).exists():
             before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
@@ -112,6 +100,10 @@ def write_prepared(
             sync(path)
         replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
         sync(folder)
+    except OSError as error:
+        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
+    finally:
+        folder_lock.release_all()
 
 
 def _copy(source: Path, target: Path) -> None:

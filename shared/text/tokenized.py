@@ -28,13 +28,7 @@ FORMAT = 3  # part of the names of tokenizers in the cache: increase it when tra
 BLOCK_ROWS = 1 << 12  # of a table, or more: 0.2 s of one core for texts of 150 characters
 BLOCK_DOCUMENTS = 1 << 10  # of a corpus, whose texts are longer
 COUNTED = 1 << 14  # texts whose lengths are looked at for the launch card
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 
 Item = tuple[np.ndarray, np.ndarray | None, Any]  # one row: input_ids [n], token_type_ids [n], target
 Lengths = TypeVar("Lengths", NDArray[np.int64], np.int64)

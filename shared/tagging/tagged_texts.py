@@ -53,7 +53,7 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     train, validation = split(tables, config)
     if config.model_name_or_path:
         tags = Tags(label_order(config.model_name_or_path, tags.names, config.revision))
-    if tags.plain:
+    if tags.of_no_scheme:
         say(
             f"{source_of(train)} has tags of no scheme ({listed([*map(repr, tags.of_no_scheme)])}), so all tags are "
             "plain: each word whose tag is not O is an entity of its own"
@@ -102,7 +102,9 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         between = np.asarray(pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT)))
         complete = 1 + int(np.flatnonzero(between).max(initial=-1))
         begun, is_word = lines.slice(complete), ~between[:complete]
-        fields = _fields(lines.slice(0, complete).filter(pa.array(is_word)))
+        of_words = lines.slice(0, complete).filter(pa.array(is_word))
+        spaced = pc.replace_substring_regex(pc.utf8_trim(of_words, " "), " +", "\t")
+        fields = pc.split_pattern(pc.if_else(pc.match_substring(of_words, "\t"), of_words, spaced), "\t")
         if len(fields):
             width = width or len(fields[0])
             words = _words(fields, width, untagged, first_line + np.flatnonzero(is_word), source)
@@ -112,13 +114,6 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         first_line += complete
     if not width:
         raise UserError(f"{source} has no words")
-
-
-def _fields(lines: pa.Array) -> pa.ListArray:
-    """The columns of each line."""
-    tabbed = pc.match_substring(lines, "\t")
-    spaced = pc.replace_substring_regex(pc.utf8_trim(lines, " "), " +", "\t")
-    return pc.split_pattern(pc.if_else(tabbed, lines, spaced), "\t")
 
 
 def _words(fields: pa.ListArray, width: int, untagged: bool, numbers: np.ndarray, source: str) -> pa.Table:

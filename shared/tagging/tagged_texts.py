@@ -147,7 +147,7 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: block[ROW_COLUMN], "widened": widened})
         return result.filter(pa.array(have_words(words)))
 
-    names = class_names(table, label_column) if label_column in table.column_names else ()
+    names = class_names(table, label_column, "label") if label_column in table.column_names else ()
     result = rows.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
     if widened := pc.sum(result["widened"]).as_py():
         say(
@@ -256,18 +256,20 @@ def _of_spans(
 ) -> tuple[pa.LargeListArray, pa.LargeListArray, NDArray[np.int32]]:
     """The words of texts, with IOB2 tags from the spans of each text, and each text's number of widened spans.
 
-    A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. A span that begins or
-    ends inside a word is widened to the whole word.
+    A span {start, end, label} covers the characters from `start` up to `end`, which is excluded; its label is a text, or
+    a ClassLabel number. A span that begins or ends inside a word is widened to the whole word.
 
     Raises:
         UserError: a span is incomplete, lies outside its text, contains no word, or shares a word with another span.
     """
     words, all_tags, widened = [], [], np.zeros(len(texts), np.int32)
+    names = dict(enumerate(class_names(table, label_column, "label")))
     for row, (text, spans) in enumerate(zip(texts.to_pylist(), labels.to_pylist(), strict=True)):
         places = places_of_words(text)
         begins, ends, tags = [begin for begin, _ in places], [end for _, end in places], [OUTSIDE] * len(places)
         for span in spans:
             start, end, label = map((span or {}).get, ("start", "end", "label"))
+            label = names.get(label) if names else label
             problem, first, last = "", 0, -1
             if label in (None, "") or not (isinstance(start, int | float) and isinstance(end, int | float)):
                 problem = "lacks a number or its label"

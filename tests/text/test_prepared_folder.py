@@ -239,8 +239,7 @@ def test_an_index_cannot_name_a_file_outside_its_folder(folder):
     index = json.loads((folder / "index.json").read_text())
     del index["digest"]
     index["files"]["../../outside"] = [1, "0"]
-    digest = prepared_folder._digest_of_index(index)
-    (folder / "index.json").write_text(json.dumps(index | {"digest": digest}))
+    (folder / "index.json").write_text(json.dumps(index | {"digest": prepared_folder._digest_of_index(index)}))
     with RangeServer(folder) as server:
         assert "names ../../outside, a file outside its folder" in refusal(server.url)
 

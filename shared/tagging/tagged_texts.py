@@ -256,8 +256,8 @@ def _of_spans(
 ) -> tuple[pa.LargeListArray, pa.LargeListArray, NDArray[np.int32]]:
     """The words of texts, with IOB2 tags from the spans of each text, and each text's number of widened spans.
 
-    A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. Its label is a text or a
-    ClassLabel number. A span that begins or ends inside a word is widened to the whole word.
+    A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. Its label is a text or
+    a ClassLabel number. A span that begins or ends inside a word is widened to the whole word.
 
     Raises:
         UserError: a span is incomplete, lies outside its text, contains no word, or shares a word with another span.

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.folders import digest
@@ -82,7 +81,9 @@ def write_prepared(
             (folder / name).mkdir(exist_ok=True)
             for file in (OFFSETS, TOKENS):
                 _copy(corpus.folder / file, folder / name / file)
-            digests.append(_block_digests(folder / name / TOKENS))
+            with (folder / name / TOKENS).open("rb") as stream:
+                blocks = iter(partial(stream.read, BLOCK_BYTES), b"")
+                digests.append(np.fromiter(map(block_digest, blocks), np.uint64))
             tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
             counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
             listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
@@ -113,11 +114,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, half)
         sync(half)
         half.rename(target)
-
-
-def _block_digests(file: Path) -> NDArray[np.uint64]:
-    with file.open("rb") as stream:
-        return np.array([block_digest(block) for block in iter(partial(stream.read, BLOCK_BYTES), b"")], np.uint64)
 
 
 def _digest_of_index(index: Mapping[str, Any]) -> str:

@@ -288,7 +288,11 @@ def _train_wordpiece(columns: pa.Table, vocab_size: int) -> Tokenizer:
     characters: set[str] = set()
     for texts in columns_in_batches(columns):
         characters.update(*texts)
-    inside_words = [c for c in sorted(characters) if _is_one_word(f"a{c}", normalizer, pre_tokenizer)]
+
+    def words(text: str) -> list[str]:
+        return [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))]
+
+    inside_words = [c for c in sorted(characters) if words(f"a{c}") == [f"a{c}"]]
 
     special_tokens = list(SPECIAL_TOKENS.values())
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -302,11 +306,6 @@ def _train_wordpiece(columns: pa.Table, vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens(special_tokens)
     return tokenizer
-
-
-def _is_one_word(text: str, normalizer: Any, pre_tokenizer: Any) -> bool:
-    words = pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
-    return [word for word, _ in words] == [text]
 
 
 def check_vocabulary(tokenizer: "PreTrainedTokenizerBase", model_vocab_size: int) -> None:

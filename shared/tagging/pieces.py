@@ -5,7 +5,8 @@ All processes make the pieces together; then they are memory-mapped. Each word b
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,8 @@ SMALLEST_BLOCK = 4096  # texts; the default data are one block
 CONTEXT = 24  # pieces before and after a word
 
 
-class WordPieces(NamedTuple):
+@dataclass(frozen=True)
+class WordPieces:
     """The pieces of the words of all texts, without special tokens, in memory-mapped files.
 
     A word without pieces (such as a zero-width space) has no entry in `firsts` and `words`.
@@ -122,7 +124,7 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
     name = f"words-{key_digest(FORMAT, encoder.identity, content)}"
     begin = {"offsets": np.zeros(1, np.int64)}
     folder = Division(name, parts, make, f"tokenizing {source}", PLACES, begin).build()
-    cut = WordPieces(*(read_array(folder / f"{name}.npy") for name in WordPieces._fields))
+    cut = WordPieces(*(read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)))
     if not len(cut.pieces):
         raise UserError(f"{source}: the tokenizer gives no word a token: use another model")
     if lost := len(cut.begins) - len(cut.words):
@@ -131,7 +133,8 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
     return cut
 
 
-class Windows(NamedTuple):
+@dataclass(frozen=True)
+class Windows:
     """Windows of texts, in their order: int64 arrays [windows]."""
 
     starts: Ints  # the first piece of each
@@ -176,7 +179,7 @@ def windows_of(offsets: Ints, firsts: Ints, room: int, stride: int) -> Windows:
     """`cut_into_windows` of many texts, block by block; memory-mapped if there are many windows."""
     starts = range(0, len(offsets) - 1, BATCH_TEXTS)
     parts = [cut_into_windows(offsets[start : start + BATCH_TEXTS + 1], firsts, room, stride) for start in starts]
-    columns = ([getattr(part, name) for part in parts] for name in Windows._fields)
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(Windows))
     return Windows(*(shared_array(column.copy, np.int64) for column in columns))
 
 

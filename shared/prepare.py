@@ -101,7 +101,7 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
             raise UserError(
                 f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it"
             )
-        if corpora["validation"] == corpora["training"] and not config.validation_file:
+        if corpora["validation"] is corpora["training"]:  # documents are held out when the run starts
             del corpora["validation"]
         if int(os.environ.get("RANK", 0)) == 0:
             trained = None if config.model_name_or_path else (config.tokenizer_type, config.vocab_size)

@@ -28,14 +28,21 @@ def is_saved_empty(folder: Path) -> bool:
     return json.loads((folder / "state.json").read_text())["_data_files"] == []
 
 
-def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
-    """The names of a column of ClassLabels or lists of them, in the metadata of a table under "huggingface"; or ()."""
+def class_names(table: pa.Table, column: str, field: str | None = None) -> tuple[str, ...]:
+    """The names of a column of ClassLabels or lists of them, in the metadata of a table under "huggingface"; or ().
+
+    With `field`: the names of this field of a column of lists of structs.
+    """
     type_ = table.schema.field(column).type
-    if not pa.types.is_integer(getattr(type_, "value_type", type_)):
+    type_ = getattr(type_, "value_type", type_)
+    if pa.types.is_struct(type_) and field in type_.names:
+        type_ = type_.field(field).type
+    if not pa.types.is_integer(type_):
         return ()
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     feature = metadata.get("info", {}).get("features", {}).get(column, {})
     feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # three ways to write a list
+    feature = feature.get(field, feature)
     if not (isinstance(feature, dict) and feature.get("_type") == "ClassLabel"):
         return ()
     return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))

@@ -196,20 +196,23 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
 
 
 def missing(table: pa.Table, column: str) -> np.ndarray:
-    """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel, a list with a null in it, or a
-    struct of nulls, such as an image without bytes and path.
+    """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel, a list with null or such a -1, or
+    a struct of nulls, such as an image without bytes and path.
     """
     cells = column_of(table, column, "")
     gaps = np.asarray(cells.is_null(nan_is_null=True))
     if is_text(cells.type):
         texts = cells.cast(pa.large_string())
         gaps |= np.asarray(pc.fill_null(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)), True))
+    values, rows = cells, np.arange(len(cells))
     if is_list(cells.type):
-        gaps[np.asarray(pc.list_parent_indices(cells))[np.asarray(pc.list_flatten(cells).is_null())]] = True
+        values, rows = pc.list_flatten(cells), np.asarray(pc.list_parent_indices(cells))
+    without = values.is_null()
+    if of_datasets.class_names(table, column):
+        without = pc.or_(without, pc.fill_null(pc.equal(values, -1), True))
+    gaps[rows[np.asarray(without)]] = True
     if pa.types.is_struct(cells.type):
         gaps |= np.logical_and.reduce([np.asarray(pc.struct_field(cells, i).is_null()) for i in range(len(cells.type))])
-    if pa.types.is_integer(cells.type) and of_datasets.class_names(table, column):
-        gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))
     return gaps
 
 

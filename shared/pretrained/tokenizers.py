@@ -110,8 +110,8 @@ def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[in
     Raises:
         UserError: it adds special tokens in another way.
     """
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
+    text = next(filter(tokenizer.tokenize, ("a", *tokenizer.get_vocab())), "a")  # one of another script may drop "a"
+    bare, whole = tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer(text)["input_ids"]
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]

@@ -25,7 +25,7 @@ from shared.datasets.tables import read_parts, split
 from shared.demo_data import tagged_functions
 from shared.errors import UserError, about, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
-from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
+from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags, sizes_of
 
 FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 TEXT_FLAG, TAG_FLAG = "--text_column_name", "--label_column_name"
@@ -53,7 +53,7 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     train, validation = split(tables, config)
     if config.model_name_or_path:
         tags = Tags(label_order(config.model_name_or_path, tags.names, config.revision))
-    if tags.plain:
+    if tags.of_no_scheme:
         say(
             f"{source_of(train)} has tags of no scheme ({listed([*map(repr, tags.of_no_scheme)])}), so all tags are "
             "plain: each word whose tag is not O is an entity of its own"
@@ -102,7 +102,9 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         between = np.asarray(pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT)))
         complete = 1 + int(np.flatnonzero(between).max(initial=-1))
         begun, is_word = lines.slice(complete), ~between[:complete]
-        fields = _fields(lines.slice(0, complete).filter(pa.array(is_word)))
+        of_words = lines.slice(0, complete).filter(pa.array(is_word))
+        spaced = pc.replace_substring_regex(pc.utf8_trim(of_words, " "), " +", "\t")
+        fields = pc.split_pattern(pc.if_else(pc.match_substring(of_words, "\t"), of_words, spaced), "\t")
         if len(fields):
             width = width or len(fields[0])
             words = _words(fields, width, untagged, first_line + np.flatnonzero(is_word), source)
@@ -112,13 +114,6 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         first_line += complete
     if not width:
         raise UserError(f"{source} has no words")
-
-
-def _fields(lines: pa.Array) -> pa.ListArray:
-    """The columns of each line."""
-    tabbed = pc.match_substring(lines, "\t")
-    spaced = pc.replace_substring_regex(pc.utf8_trim(lines, " "), " +", "\t")
-    return pc.split_pattern(pc.if_else(tabbed, lines, spaced), "\t")
 
 
 def _words(fields: pa.ListArray, width: int, untagged: bool, numbers: np.ndarray, source: str) -> pa.Table:
@@ -152,7 +147,7 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: block[ROW_COLUMN], "widened": widened})
         return result.filter(pa.array(have_words(words)))
 
-    names = class_names(table, label_column) if label_column in table.column_names else ()
+    names = class_names(table, label_column, "label") if label_column in table.column_names else ()
     result = rows.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
     if widened := pc.sum(result["widened"]).as_py():
         say(
@@ -221,11 +216,8 @@ def words_and_tags(
         )
     if is_text(texts.type):
         return _of_spans(table, texts, labels, label_column)
-    words = words_of(table, text_column)
-    if names := class_names(table, label_column):
-        labels = _named(table, labels, names, label_column)
-    tags = _strings(table, labels, label_column, TAG_FLAG)
-    sizes = [np.asarray(pc.list_value_length(lists)) for lists in (words, tags)]
+    words, tags = words_of(table, text_column), _strings(table, labels, label_column, TAG_FLAG)
+    sizes = [sizes_of(lists) for lists in (words, tags)]
     if len(rows := np.flatnonzero(sizes[0] != sizes[1])):
         found = f"{sizes[0][rows[0]]:,} words in {text_column} and {sizes[1][rows[0]]:,} tags in {label_column}"
         raise UserError(f"{where(table, int(rows[0]))} has {found}: write one tag for each word")
@@ -240,25 +232,23 @@ def _cells(table: pa.Table, name: str, flag: str) -> pa.Array:
 
 
 def _strings(table: pa.Table, cells: pa.Array, name: str, flag: str) -> pa.LargeListArray:
-    """Lists of words or tags as lists of strings; UserError if they are no lists, or an entry has no value."""
+    """Lists of words or tags as lists of strings; ClassLabel numbers become their names.
+
+    Raises:
+        UserError: they are no lists, or an entry has no value.
+    """
+    names = class_names(table, name)
     with about(f"{flag} {name}: {source_of(table)}"):
-        lists = cells.cast(LISTS)
-    values = lists.flatten()
-    gaps = values.is_null() if flag == TEXT_FLAG else pc.equal(pc.fill_null(values, ""), "")
+        lists = cells.cast(pa.large_list(pa.int64()) if names else LISTS)
+    values, rows = lists.flatten(), np.asarray(pc.list_parent_indices(lists))
+    gaps = values.is_null() if names or flag == TEXT_FLAG else pc.equal(pc.fill_null(values, ""), "")
     if len(missing := np.flatnonzero(gaps)):
-        row = int(np.asarray(pc.list_parent_indices(lists))[missing[0]])
+        row = int(rows[missing[0]])
         raise UserError(f"{where(table, row)} has an entry without a value in {name}: fill it in, or remove the row")
-    return lists
-
-
-def _named(table: pa.Table, labels: pa.Array, names: tuple[str, ...], column: str) -> pa.LargeListArray:
-    """Lists of ClassLabel numbers as lists of their names."""
-    labels = labels.cast(pa.large_list(pa.int64()))
-    numbers = np.asarray(pc.fill_null(labels.flatten(), -1))
-    rows = np.asarray(pc.list_parent_indices(labels))
-    found = names_of_ids(table, column, numbers, rows, names, "the tag ").cast(pa.large_string())
-    bounds = np.append(0, np.cumsum(np.asarray(pc.list_value_length(labels))))
-    return pa.LargeListArray.from_arrays(bounds, found)
+    if not names:
+        return lists
+    found = names_of_ids(table, name, values.to_numpy(), rows, names, "the tag ").cast(pa.large_string())
+    return pa.LargeListArray.from_arrays(np.append(0, np.cumsum(sizes_of(lists))), found)
 
 
 def _of_spans(
@@ -266,18 +256,20 @@ def _of_spans(
 ) -> tuple[pa.LargeListArray, pa.LargeListArray, NDArray[np.int32]]:
     """The words of texts, with IOB2 tags from the spans of each text, and each text's number of widened spans.
 
-    A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. A span that begins or
-    ends inside a word is widened to the whole word.
+    A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. Its label is a text or
+    a ClassLabel number. A span that begins or ends inside a word is widened to the whole word.
 
     Raises:
         UserError: a span is incomplete, lies outside its text, contains no word, or shares a word with another span.
     """
     words, all_tags, widened = [], [], np.zeros(len(texts), np.int32)
+    names = dict(enumerate(class_names(table, label_column, "label")))
     for row, (text, spans) in enumerate(zip(texts.to_pylist(), labels.to_pylist(), strict=True)):
         places = places_of_words(text)
         begins, ends, tags = [begin for begin, _ in places], [end for _, end in places], [OUTSIDE] * len(places)
         for span in spans:
             start, end, label = map((span or {}).get, ("start", "end", "label"))
+            label = names.get(label) if names else label
             problem, first, last = "", 0, -1
             if label in (None, "") or not (isinstance(start, int | float) and isinstance(end, int | float)):
                 problem = "lacks a number or its label"

@@ -48,7 +48,7 @@ class Tags:
 
     def __str__(self) -> str:
         kinds = listed([kind for kind in self.kinds_of_entities if kind])
-        return f"{len(self.names)}{' plain' * self.plain} tags of words" + (f": {kinds}" if kinds else "")
+        return f"{len(self.names)}{' plain' * bool(self.of_no_scheme)} tags of words" + (f": {kinds}" if kinds else "")
 
     @classmethod
     def of(cls, table: pa.Table, class_names: Sequence[str] = ()) -> "Tags":
@@ -65,15 +65,10 @@ class Tags:
             )
         return cls(tuple(class_names) or tuple(found))
 
-    @property
-    def of_no_scheme(self) -> list[str]:
-        """The tags that have the form of no scheme."""
-        return [name for name in self.names if name != OUTSIDE and not TAG.fullmatch(name)]
-
     @cached_property
-    def plain(self) -> bool:
-        """Whether the tags follow no scheme."""
-        return bool(self.of_no_scheme)
+    def of_no_scheme(self) -> list[str]:
+        """The tags that have the form of no scheme; with any of them, all tags are plain."""
+        return [name for name in self.names if name != OUTSIDE and not TAG.fullmatch(name)]
 
     @cached_property
     def kinds_of_entities(self) -> list[str]:
@@ -93,7 +88,7 @@ class Tags:
         """The prefix and the kind of a tag; a plain tag marks an entity of one word."""
         if name == OUTSIDE:
             return O, "\0"  # the name of no kind
-        if self.plain:
+        if self.of_no_scheme:
             return S, name
         prefix, kind = TAG.fullmatch(name).groups("")  # type: ignore[union-attr]  # all names match
         return PREFIXES[prefix], kind
@@ -145,7 +140,7 @@ class Tags:
 
     def scheme(self, table: pa.Table) -> tuple[str, int]:
         """The scheme of the tags of a table, and how many of them violate it."""
-        if self.plain:
+        if self.of_no_scheme:
             return "plain", 0
         numbers, place = self.encode(table), 0
         of_bioes = of_iob2 = not_iob1 = 0

@@ -17,7 +17,7 @@ from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
-from shared.text.encoder import batches_of_texts, digest_of_texts, text_column
+from shared.text.encoder import batches_of_texts, digest_of_texts, text_column, texts_of
 from shared.text.prepared_folder import FLAG as PREPARED_FLAG
 from shared.text.prepared_folder import TOKENIZER, open_prepared, vocabulary_digest
 from shared.text.token_files import Corpus, tokenize_documents
@@ -38,6 +38,8 @@ Part = tuple[Corpus, pa.Table]  # a corpus and those of its `documents` that are
 def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
     """The training part, the validation part and the tokenizer; the documents are tokenized if they are not prepared.
 
+    Without a second corpus, documents are held out: see `tables.split`.
+
     Args:
         config: the settings of recipes/mlm.py.
 
@@ -47,15 +49,18 @@ def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
     """
     if config.prepared_data:
         corpora, tokenizer = load_prepared(config)
-        return *select_parts(corpora, f"{PREPARED_FLAG} {config.prepared_data}", config), tokenizer
-    parts = load_documents(config, config.text_column_name)
-    if config.model_name_or_path:
-        tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
+        source = f"{PREPARED_FLAG} {config.prepared_data}"
     else:
-        sample = first_texts(parts[0], TOKENIZER_BYTES)
-        tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
-    corpora = each_share(lambda each: tokenize_documents(each, tokenizer), parts)
-    return *select_parts(corpora, source_of(parts[0]), config), tokenizer
+        parts = load_documents(config, config.text_column_name)
+        if config.model_name_or_path:
+            tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
+        else:
+            sample, kind = first_texts(parts[0], TOKENIZER_BYTES), config.tokenizer_type
+            tokenizer = train_tokenizer(sample, ("text",), kind, config.vocab_size, config.max_length)
+        corpora = each_share(lambda each: tokenize_documents(each, tokenizer), parts)
+        source = source_of(parts[0])
+    train, validation = split([corpus.documents(source) for corpus in corpora], config)
+    return (corpora[0], train), (corpora[-1], validation), tokenizer
 
 
 def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]:
@@ -87,23 +92,6 @@ def load_prepared(config: Any) -> tuple[list[Corpus], "PreTrainedTokenizerBase"]
     return corpora, tokenizer
 
 
-def select_parts(corpora: list[Corpus], source: str, config: DataOptions) -> tuple[Part, Part]:
-    """(corpus, selected documents) for training and for validation.
-
-    Without a second corpus, documents are held out: see `tables.split`.
-
-    Args:
-        corpora: to train on, and, if there is one, to validate on.
-        source: the name of the first one in messages.
-        config: the settings.
-
-    Raises:
-        UserError: there is only one document, so none can be held out.
-    """
-    train, validation = split([corpus.documents(source) for corpus in corpora], config)
-    return (corpora[0], train), (corpora[-1], validation)
-
-
 def load_documents(config: DataOptions, text_column_name: str) -> list[pa.Table]:
     """The training documents and, if the source has some, the validation documents, from the data flags of a config.
 
@@ -116,17 +104,7 @@ def load_documents(config: DataOptions, text_column_name: str) -> list[pa.Table]
 
     embedded = "the embedded docstrings", demo_texts.documents
     tables = read_parts(config, (), (), embedded=embedded, read=read)
-    return tables if config.train_file else [documents_of(table, text_column_name) for table in tables]
-
-
-def documents_of(table: pa.Table, column_name: str) -> pa.Table:
-    """The column of documents of an Arrow table.
-
-    Raises:
-        UserError: the column does not exist, or its type is not text.
-    """
-    texts = text_column(table, column_name, FLAG)
-    return pa.table({column_name: texts}).replace_schema_metadata(table.schema.metadata)
+    return tables if config.train_file else [texts_of(table, (text_column_name,), FLAG) for table in tables]
 
 
 def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: str | None = None) -> pa.Table:

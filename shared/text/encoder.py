@@ -31,11 +31,12 @@ BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for fre
 BATCH_BYTES = 1 << 20  # of text in a batch, or one row: the tokenizer needs about 30 bytes of memory for each
 
 
-def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
-    """The text columns of a table; UserError for a type that is not text."""
+def texts_of(table: pa.Table, text_columns: Sequence[str], flag: str = FLAG) -> pa.Table:
+    """The text columns of a table, with its metadata; UserError, which names `flag`, for a type that is not text."""
     if not 1 <= len(text_columns) <= 2:
-        raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
-    return pa.table([text_column(table, name, FLAG) for name in text_columns], list(text_columns))
+        raise UserError(f"{flag} {' '.join(text_columns)}: use one column, or two columns for text pairs")
+    found = pa.table([text_column(table, name, flag) for name in text_columns], list(text_columns))
+    return found.replace_schema_metadata(table.schema.metadata)
 
 
 def text_column(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:

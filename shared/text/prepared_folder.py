@@ -16,14 +16,12 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.folders import digest
@@ -54,19 +52,6 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 # Writing
 
 
-@contextmanager
-def _sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder, and write to it as the only process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder_lock.acquire(folder, "--to")
-        yield
-    except OSError as error:
-        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
-    finally:
-        folder_lock.release_all()
-
-
 def write_prepared(
     folder: Path,
     corpora: Mapping[str, Corpus],
@@ -80,7 +65,9 @@ def write_prepared(
     Raises:
         UserError: the folder holds other data, another process writes it, or it cannot be written.
     """
-    with _sole_writer(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(folder, "--to")
         vocabulary = vocabulary_digest(tokenizer)
         if (folder / INDEX).exists():
             before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
@@ -94,7 +81,9 @@ def write_prepared(
             (folder / name).mkdir(exist_ok=True)
             for file in (OFFSETS, TOKENS):
                 _copy(corpus.folder / file, folder / name / file)
-            digests.append(_block_digests(folder / name / TOKENS))
+            with (folder / name / TOKENS).open("rb") as stream:
+                blocks = iter(partial(stream.read, BLOCK_BYTES), b"")
+                digests.append(np.fromiter(map(block_digest, blocks), np.uint64))
             tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
             counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
             listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
@@ -112,6 +101,10 @@ def write_prepared(
             sync(path)
         replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
         sync(folder)
+    except OSError as error:
+        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
+    finally:
+        folder_lock.release_all()
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -121,11 +114,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, half)
         sync(half)
         half.rename(target)
-
-
-def _block_digests(file: Path) -> NDArray[np.uint64]:
-    with file.open("rb") as stream:
-        return np.array([block_digest(block) for block in iter(partial(stream.read, BLOCK_BYTES), b"")], np.uint64)
 
 
 def _digest_of_index(index: Mapping[str, Any]) -> str:

@@ -99,11 +99,16 @@ def cut_into_pieces(file: Corpus, documents: pa.Table, room: int, special: int, 
     def blocks() -> Iterator[Arrays]:
         for block in blocks_of(documents):
             numbers = np.asarray(block[ROW_COLUMN])
-            pieces = -(-(offsets[numbers + 1] - offsets[numbers]) // room)
-            for part in parts_by_size(pieces, BLOCK_PIECES):
-                starts, sizes = _cut(offsets, numbers[part.start : part.stop], room)
-                counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
-                yield {"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()}
+            begins, lengths = offsets[numbers], offsets[numbers + 1] - offsets[numbers]
+            counts = -(-lengths // room)  # the pieces of each document
+            for part in parts_by_size(counts, BLOCK_PIECES):
+                of_part, count = slice(part.start, part.stop), counts[part.start : part.stop]
+                before = ranges(np.zeros_like(count), count) * room  # tokens of the document before each piece
+                sizes = np.minimum(np.repeat(lengths[of_part], count) - before, room)
+                small = {"lengths": sizes + special, "masked": masking.counts(sizes)}
+                yield {"starts": np.repeat(begins[of_part], count) + before} | {
+                    name: values.astype(np.int32) for name, values in small.items()
+                }
 
     def build(folder: Path) -> None:
         write_arrays(folder, blocks())
@@ -112,15 +117,6 @@ def cut_into_pieces(file: Corpus, documents: pa.Table, room: int, special: int, 
 
     key = key_digest(FORMAT, content, room, special, masking.probability)
     return build_once(f"pieces-{key}", build)
-
-
-def _cut(offsets: Ints, documents: Ints, room: int) -> tuple[Ints, Ints]:
-    """Where the pieces of documents begin, and how many tokens each has, without special tokens."""
-    begins, sizes = offsets[documents], offsets[documents + 1] - offsets[documents]
-    pieces = -(-sizes // room)
-    number = ranges(np.zeros_like(pieces), pieces)  # of a piece in its document
-    starts = np.repeat(begins, pieces) + number * room
-    return starts, np.minimum(np.repeat(sizes, pieces) - number * room, room)
 
 
 class MaskedDocuments(Dataset):

@@ -28,13 +28,7 @@ FORMAT = 3  # part of the names of tokenizers in the cache: increase it when tra
 BLOCK_ROWS = 1 << 12  # of a table, or more: 0.2 s of one core for texts of 150 characters
 BLOCK_DOCUMENTS = 1 << 10  # of a corpus, whose texts are longer
 COUNTED = 1 << 14  # texts whose lengths are looked at for the launch card
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 
 Item = tuple[np.ndarray, np.ndarray | None, Any]  # one row: input_ids [n], token_type_ids [n], target
 Lengths = TypeVar("Lengths", NDArray[np.int64], np.int64)
@@ -295,7 +289,11 @@ def _train_wordpiece(columns: pa.Table, vocab_size: int) -> Tokenizer:
     characters: set[str] = set()
     for texts in columns_in_batches(columns):
         characters.update(*texts)
-    inside_words = [c for c in sorted(characters) if _is_one_word(f"a{c}", normalizer, pre_tokenizer)]
+
+    def words(text: str) -> list[str]:
+        return [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))]
+
+    inside_words = [c for c in sorted(characters) if words(f"a{c}") == [f"a{c}"]]
 
     special_tokens = list(SPECIAL_TOKENS.values())
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -309,11 +307,6 @@ def _train_wordpiece(columns: pa.Table, vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens(special_tokens)
     return tokenizer
-
-
-def _is_one_word(text: str, normalizer: Any, pre_tokenizer: Any) -> bool:
-    words = pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
-    return [word for word, _ in words] == [text]
 
 
 def check_vocabulary(tokenizer: "PreTrainedTokenizerBase", model_vocab_size: int) -> None:

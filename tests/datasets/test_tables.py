@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
-from table_files import load, values, write
+from table_files import class_labels, load, table_of, values, write
 
 from shared.datasets import tables
 from shared.datasets.labels import Labels
-from shared.datasets.rows import source_of, where
+from shared.datasets.rows import missing, source_of, where
 from shared.datasets.tables import read_hub, read_parts, read_saved
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
@@ -166,6 +166,8 @@ def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
     parquet = {"train_file": tmp_path / "a.parquet", "validation_file": tmp_path / "a.parquet"}
     assert load(**parquet, skip_incomplete_rows=True)[0].num_rows == 1
     assert load(("x",), "text", **parquet, skip_incomplete_rows=True)[0].num_rows == 2
+    several = class_labels(table_of([[0], [], [0, -1]]), ["p", "q"], {"_type": "List"})
+    assert missing(several, "label").tolist() == [False, False, True]
     delimited = SimpleNamespace(
         **vars(DataOptions(train_file=(str(path),), skip_incomplete_rows=True)), label_delimiter="|"
     )

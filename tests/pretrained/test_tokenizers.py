@@ -8,7 +8,7 @@ import runs
 import torch
 from one_text_at_a_time import logits_of
 from predicting import read_csv, write_jsonl
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from shared.errors import UserError
-from shared.pretrained.tokenizers import load_tokenizer
+from shared.pretrained.tokenizers import load_tokenizer, special_tokens_around
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -180,3 +180,9 @@ def test_a_tokenizer_without_padding_and_end_tokens_is_refused(ending, tmp_path)
     AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(UserError, match="neither a padding nor an end-of-sequence token"):
         load_tokenizer(str(tmp_path))
+
+
+def test_special_tokens_are_found_around_a_text_also_if_the_tokenizer_drops_latin_letters():
+    backend = Tokenizer(models.BPE({"[CLS]": 0, "[SEP]": 1, "中": 2}, []))
+    backend.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+    assert special_tokens_around(PreTrainedTokenizerFast(tokenizer_object=backend)) == ([0], [1])

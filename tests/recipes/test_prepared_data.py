@@ -5,6 +5,7 @@ import re
 
 import pytest
 import runs
+from datasets import Dataset, DatasetDict
 from range_server import RangeServer
 from s3_server import S3Server
 
@@ -83,7 +84,11 @@ def test_a_model_must_have_the_tokenizer_of_the_data(mlm, texts, folder, tmp_pat
         runs.prepared(mlm, [*runs.TINY, *named, "--prepared_data", of_model])
 
 
-def test_the_folder_of_the_prepare_command_has_an_effect_only_with_documents(texts, tmp_path):
+def test_the_prepare_command_writes_both_of_two_equal_splits_and_only_documents(texts, tmp_path):
+    same = Dataset.from_dict({"text": ["a b c", "d e f"]})
+    DatasetDict(train=same, validation=same).save_to_disk(tmp_path / "both")
+    prepare.prepare(MLM, [*runs.TINY, "--dataset_name", str(tmp_path / "both")], (0, 1), tmp_path / "data")
+    assert (tmp_path / "data/validation/tokens.npy").exists()
     with pytest.raises(UserError, match=r"--to .*x has no effect on .*nlp\.py with these flags, which read no doc"):
         prepare.prepare(runs.ROOT / "recipes/nlp.py", [*map(str, texts), *runs.TINY], (0, 1), tmp_path / "x")
     assert not (tmp_path / "x").exists()

@@ -69,6 +69,10 @@ def test_spans_become_iob2_tags_of_words(tmp_path, capsys):
     assert pairs == ["Ada/B-PER", "Lovelace/I-PER", "Babbage/B-PER", "in/B-LOC", "London/I-LOC"]
     assert (words[1], tags[1]) == (["हिन्दी", "here", ",", "cafe\u0301"], ["O"] * 4)
     assert "1 spans in the column spans begin or end inside a word" in capsys.readouterr().err
+    feature = {"spans": {"feature": {"label": {"names": ["PER", "LOC"], "_type": "ClassLabel"}}, "_type": "List"}}
+    numbered = pa.table({"text": ["Ada"], "spans": [[{"start": 0, "end": 3, "label": 1}]]})
+    named = numbered.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": feature}})})
+    assert [columns(tagged(each, "text", "spans"))[1] for each in (numbered, named)] == [[["B-1"]], [["B-LOC"]]]
 
 
 def spans(*places):

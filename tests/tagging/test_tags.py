@@ -71,7 +71,7 @@ def test_bilou_tags_mean_the_same_as_bioes_tags(texts):
 )
 def test_a_word_with_a_plain_tag_is_an_entity_unless_the_tag_is_o(names, true, predicted, scores):
     tags = Tags(tuple(names.split()))
-    assert tags.plain
+    assert tags.of_no_scheme
     assert (tags.outside == -1) == ("O" not in names.split())
     found = tagging_scores(tags, np.array(predicted), *arguments(tags, true.split()))
     assert tuple(found.values()) == pytest.approx(scores)
@@ -79,8 +79,7 @@ def test_a_word_with_a_plain_tag_is_an_entity_unless_the_tag_is_o(names, true, p
 
 def test_a_tag_that_training_lacks_is_refused_with_its_row(monkeypatch):
     monkeypatch.setattr(tags_module, "BATCH_TEXTS", 2)
-    expected = r"row 4 of the data has the tag I-Z, .* \(known: O, B-X\)"
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match=r"row 4 of the data has the tag I-Z, .* \(known: O, B-X\)"):
         Tags(("O", "B-X")).encode(table(["O"], ["O"], ["O"], ["B-X", "I-Z"]))
 
 
@@ -96,9 +95,7 @@ def test_a_tag_that_training_lacks_is_refused_with_its_row(monkeypatch):
     ],
 )
 def test_the_scheme_and_the_number_of_its_violations(texts, expected):
-    names = tuple(sorted({tag for text in texts for tag in text}))
-    tags = Tags(names)
-    assert tags.scheme(table(*texts)) == expected
+    assert Tags(tuple(sorted({tag for text in texts for tag in text}))).scheme(table(*texts)) == expected
 
 
 def test_tags_are_the_names_of_a_class_label_or_else_the_sorted_tags_that_occur():

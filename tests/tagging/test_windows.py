@@ -86,14 +86,11 @@ def test_a_micro_batch_has_the_tokens_of_its_windows_and_the_tags_of_their_own_w
     assert found.tolist() == [7 if size else -1 for text in pieces_of_words for size in text]
 
 
-def test_the_digest_changes_with_the_words_the_tags_and_the_windows():
+def test_the_digest_changes_with_the_words_the_tags_and_the_windows_and_the_launch_card_has_the_counts():
     usual = dataset([[1, 2, 3], [4]], 5, 2)
     others = [dataset([[1, 3, 2], [4]], 5, 2), dataset([[1, 2, 3], [4]], 4, 2), dataset([[1, 2, 3, 4]], 5, 2)]
     others.append(dataset([[1, 2, 3], [4]], 5, 2))
     others[-1].tags = others[-1].tags[::-1].copy()
     assert usual.digest() == dataset([[1, 2, 3], [4]], 5, 2).digest()
     assert len({each.digest() for each in (usual, *others)}) == 5
-
-
-def test_the_text_of_the_launch_card_has_the_counts():
     assert str(dataset([[2, 2, 2], [0, 1]], 4, 0)) == "2 texts (3 windows, 5 words)"

@@ -14,12 +14,13 @@ from shared.cache import prepared
 from shared.datasets import readers as readers_module
 from shared.datasets import rows
 from shared.datasets.rows import ROW_COLUMN, named, numbered
+from shared.datasets.tables import split
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.text import corpus as corpus_module
 from shared.text import encoder
 from shared.text import tokenized as tokenized_module
-from shared.text.corpus import documents_of, of_files, select_parts
+from shared.text.corpus import of_files
 from shared.text.encoder import Encoder
 from shared.text.token_files import tokenize_documents
 from shared.text.tokenized import train_tokenizer
@@ -67,7 +68,7 @@ def spans(corpus):
 
 
 def of_texts(texts, tokenizer):
-    return tokenize_documents(documents_of(named(pa.table({"text": texts}), "here"), "text"), tokenizer)
+    return tokenize_documents(named(pa.table({"text": texts}), "here"), tokenizer)
 
 
 def test_the_corpus_has_the_tokens_of_the_documents_in_their_order_and_is_made_once(files, monkeypatch):
@@ -104,8 +105,8 @@ def test_a_held_out_part_is_a_function_of_the_seed_and_limits_keep_some_document
     corpus = of_texts(["one two"] * 50, word_tokenizer())
 
     def numbers(count=1, **changes):
-        parts = select_parts([corpus] * count, "here", DataOptions(**changes))
-        return [numbered(documents)[ROW_COLUMN].to_pylist() for _, documents in parts]
+        parts = split([corpus.documents("here")] * count, DataOptions(**changes))
+        return [numbered(documents)[ROW_COLUMN].to_pylist() for documents in parts]
 
     train, held = numbers()
     assert (sorted([*train, *held]), len(held)) == ([*range(50)], 5)
@@ -117,7 +118,7 @@ def test_a_held_out_part_is_a_function_of_the_seed_and_limits_keep_some_document
     assert {*limited[1]} <= {*held}
     assert [len(part) for part in numbers(2, max_eval_samples=3)] == [50, 3]
     with pytest.raises(UserError, match="here has one row: add rows"):
-        select_parts([of_texts(["one"], word_tokenizer())], "here", DataOptions())
+        split([of_texts(["one"], word_tokenizer()).documents("here")], DataOptions())
 
 
 IN_LITTLE_MEMORY = """

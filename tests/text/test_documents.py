@@ -18,7 +18,7 @@ from shared.datasets.readers import blocks_of_lines, line_number
 from shared.datasets.rows import content_of
 from shared.options.data_options import DataOptions
 from shared.text import corpus as corpora
-from shared.text.corpus import documents_of, first_texts, load_documents, of_files
+from shared.text.corpus import first_texts, load_documents, of_files
 from shared.text.encoder import batches_of_texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -55,14 +55,13 @@ def test_other_columns_of_a_json_file_may_have_different_types_in_each_row(tmp_p
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
     monkeypatch.undo()  # the user's cache: gathering takes a while, and other tests have done it
-    train, validation = load_documents(DataOptions(), "text")
-    sizes = [part.nbytes for part in (train, validation)]
+    sizes = [part.nbytes for part in load_documents(DataOptions(), "text")]
     assert sum(sizes) > 5e6
     assert 0.05 < sizes[1] / sum(sizes) < 0.3
 
 
 def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
-    documents = documents_of(pa.table({"text": [f"text {i}" for i in range(5000)]}), "text")
+    documents = pa.table({"text": [f"text {i}" for i in range(5000)]})
     assert first_texts(documents, 1 << 30).num_rows == 5000
     found = first_texts(documents, 10_000)["text"].to_pylist()
     assert sum(map(len, found[:-1])) < 10_000 <= sum(map(len, found))

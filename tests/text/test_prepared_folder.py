@@ -206,10 +206,6 @@ def test_a_second_writer_and_a_full_disk_are_one_line(file, tmp_path, monkeypatc
 # Damage
 
 
-def remove(path):
-    path.unlink()
-
-
 def change_the_end(path):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -222,11 +218,11 @@ def with_format_1(path):
 @pytest.mark.parametrize(
     ("name", "damage", "here", "behind_url"),
     [
-        ("index.json", remove, "python -m shared.prepare --to wrote", "/index.json does not exist: check the URL"),
+        ("index.json", os.remove, "python -m shared.prepare --to wrote", "/index.json does not exist: check the URL"),
         ("index.json", change_the_end, "index.json is damaged", "index.json is damaged"),
         ("index.json", with_format_1, "format 1, and this version reads 2", "has format 1"),
         ("training/offsets.npy", change_the_end, "/training/offsets.npy is missing or differs", "differs from its"),
-        ("training/tokens.npy", remove, "tokens.npy is missing or differs", "does not exist"),
+        ("training/tokens.npy", os.remove, "tokens.npy is missing or differs", "does not exist"),
         ("training/tokens.npy", runs.truncate, "tokens.npy is missing or differs", "differs from its index"),
         ("training/tokens.npy", change_the_end, "tokens.npy is missing or differs", "differs from its index"),
     ],
@@ -243,8 +239,7 @@ def test_an_index_cannot_name_a_file_outside_its_folder(folder):
     index = json.loads((folder / "index.json").read_text())
     del index["digest"]
     index["files"]["../../outside"] = [1, "0"]
-    digest = prepared_folder._digest_of_index(index)
-    (folder / "index.json").write_text(json.dumps(index | {"digest": digest}))
+    (folder / "index.json").write_text(json.dumps(index | {"digest": prepared_folder._digest_of_index(index)}))
     with RangeServer(folder) as server:
         assert "names ../../outside, a file outside its folder" in refusal(server.url)
 

@@ -142,9 +142,12 @@ def labels_of_model(request: Request) -> Labels:
     A model without `problem_type` is one of regression if it has one output, as in the losses of transformers.
 
     Raises:
-        UserError: --label_column_name names several columns, which are not the labels of the model.
+        UserError: two labels have one name, or --label_column_name names several columns, which are not the labels of
+            the model.
     """
     given, names = request.config.label_column_name, stored_names(str(request.model))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{request.model / 'config.json'}: two labels have the name {twice[0]}: rename one in id2label")
     columns = (given,) if isinstance(given, str) else given
     problem = load_pretrained("AutoConfig", str(request.model)).problem_type
     kind = KINDS[problem or ("regression" if len(names) == 1 else "single_label_classification")]

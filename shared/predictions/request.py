@@ -176,6 +176,11 @@ def parse_request(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) ->
         values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
     known = {field.name for field in dataclasses.fields(config_class)}
     kind, possible = next(KINDS[name] for name in KINDS if name in known)
+    if kind != "table" and "label_column_name" not in known:
+        raise UserError(
+            f"{recipe.__file__} reads {kind}, and its Config has no label_column_name, which predictions of {kind} "
+            "need: add it"
+        )
     values |= settings_of_model(kind, model, {**values, **given}) | given
     values["output_dir"] = str(model)
     if "predictions_file" in known:

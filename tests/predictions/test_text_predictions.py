@@ -19,6 +19,8 @@ from shared.predictions import parts
 from shared.predictions.labels import as_in_table
 
 MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
+TWINS = """{"architectures": ["BertForSequenceClassification"], "model_type": "bert", "max_position_embeddings": 9,
+    "id2label": {"0": "a", "1": "a"}}"""
 
 
 def test_the_predictions_are_those_of_the_pipeline_in_the_order_of_the_input(alone, rows, tmp_path):
@@ -180,10 +182,12 @@ def inputs(alone, texts, tmp_path_factory):
     (folder / "labels.csv").write_text("text,label\na text,unheard\n")
     pq.write_table(pa.table({"text": ["a text"], "more": [[b"bytes"]]}), folder / "bytes.parquet")
     (folder / "lists.jsonl").write_text('{"text": "a text", "more": [1, 2]}\n')
+    (folder / "spans.py").write_text("from recipes.mlm import Config\npredict_batch = None")
     for name, file, content in (
         ("unfinished", "config.yaml", (alone / "config.yaml").read_text()),
         ("mlm", "config.json", '{"architectures": ["BertForMaskedLM"], "model_type": "bert"}'),
         ("bare", "config.json", '{"architectures": ["BertModel"], "model_type": "bert"}'),
+        ("twins", "config.json", TWINS),
     ):
         (folder / name).mkdir()
         (folder / name / file).write_text(content)
@@ -210,6 +214,8 @@ def inputs(alone, texts, tmp_path_factory):
         (["RUN", "labels.csv", "--image_column_name", "x"], "unknown flag --image_column_name"),
         (["RUN", "*.csv"], "name the output with --predictions_file"),
         (["MODEL"], "is not the folder of a run"),
+        (["RUN", "labels.csv", "--recipe", "spans.py"], "spans.py reads tags, and its Config has no label_column_name"),
+        (["twins", "labels.csv"], "config.json: two labels have the name a: rename one"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected):

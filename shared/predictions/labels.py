@@ -58,12 +58,11 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
         how = f"; {described}"
     else:
         collate, how = pad_rows(model, data, tokenizer, config)
-    lengths = collate.padded_lengths(data.lengths.astype(np.int64))
     return Prediction(
         table=table,
         data=data,
         collate=collate,
-        batches=request.batches(lengths, collate.packed),
+        batches=request.batches(data.lengths, collate.padded_lengths, collate.packed),
         model=model,
         predict_batch=partial(recipe.predict_batch, Scale(labels)),
         **label_outputs(request, labels, targets, scored, f"{count_of(len(data), 'text')}{how}"),

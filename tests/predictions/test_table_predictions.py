@@ -1,6 +1,7 @@
 """`python -m shared.predict` for a recipe on a table of numbers: the example with the functions that the docs show."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import runs
 from predicting import predict_file, read_csv, write_csv
 from runs import refusal
 from sklearn.datasets import load_diabetes
+
+from shared.predictions.request import Request
 
 OWN = {  # lines of `main`, and what replaces them
     r"torch.manual_seed.*?hidden_size, 1\)\)": "model = build_model(config)",
@@ -67,6 +70,11 @@ def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_p
     errors = [((p - row["progression"]) / 77) ** 2 for p, row in zip(found, rows, strict=True)]  # in the units of rows
     assert scores["eval_loss"] == pytest.approx(np.mean(errors[::2]), rel=1e-5)
     assert predict_file(run, tmp_path / "some.csv", "--no_scores", "--predictions_file", tmp_path / "no.csv") == {}
+
+
+def test_the_lengths_of_a_data_set_of_ones_own_may_be_a_list():
+    batches = Request.batches(SimpleNamespace(limits=(None, 2)), [3, 1, 2])
+    assert [batch.samples.tolist() for batch in batches] == [[0, 2], [1]]
 
 
 def test_bad_tables_are_one_line(trained, rows, tmp_path):

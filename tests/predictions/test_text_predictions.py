@@ -215,6 +215,7 @@ def inputs(alone, texts, tmp_path_factory):
         (["RUN", "*.csv"], "name the output with --predictions_file"),
         (["MODEL"], "is not the folder of a run"),
         (["RUN", "labels.csv", "--recipe", "spans.py"], "spans.py reads tags, and its Config has no label_column_name"),
+        (["RUN", "labels.csv", "--recipe"], "--recipe has no value"),
         (["twins", "labels.csv"], "config.json: two labels have the name a: rename one"),
     ],
 )

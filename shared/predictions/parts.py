@@ -168,6 +168,7 @@ def begin_or_find(request: Request, prediction: Prediction) -> Record:
     if changed:
         why = ", ".join(changed) if record else "there is no record of its predictions"
         raise UserError(f"{FLAG} {output} exists with other content ({why}): remove it, or name another file")
+    shutil.rmtree(request.parts_folder, ignore_errors=True)  # a kill may have left parts of it
     return record
 
 

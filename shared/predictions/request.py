@@ -52,7 +52,7 @@ OF_RUN = (
 )
 OF_DATA = (*DataOptions.__annotations__, "train_dir", "validation_dir", "skip_corrupt_images", "seed")
 NOT_KEPT = {"sync_batchnorm", TOKENS}  # batch norm uses its running averages
-Ints = NDArray[np.int64]
+Pad = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # from lengths to those with padding
 SAMPLES = "per_device_eval_batch_size"
 USUAL_TOKENS, USUAL_SAMPLES = 4096, 64  # in a forward pass of a model without a run
 NO_LIMIT = 1_000_000  # tokens in a text
@@ -128,13 +128,8 @@ class Request:
         """Maximum number of tokens, padding included, and of samples in a forward pass."""
         return getattr(self.config, TOKENS, None), self.config.per_device_eval_batch_size
 
-    def batches(
-        self, lengths: Any, padded: Callable[[Ints], Ints] = lambda lengths: lengths, packed: bool = False
-    ) -> list[MicroBatch]:
-        """The forward passes for samples of these lengths, [n] tokens, within the limits: see `evaluation_batches`.
-
-        `padded` gives the lengths with padding.
-        """
+    def batches(self, lengths: Any, padded: Pad = np.asarray, packed: bool = False) -> list[MicroBatch]:
+        """The forward passes for samples of these lengths, [n] tokens, when `padded`: see `evaluation_batches`."""
         return evaluation_batches(padded(np.asarray(lengths, np.int64)), Budget(*self.limits, packed))
 
     @property
@@ -184,10 +179,7 @@ def parse_request(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) ->
     known = {field.name for field in dataclasses.fields(config_class)}
     kind, possible = next(KINDS[name] for name in KINDS if name in known)
     if kind != "table" and "label_column_name" not in known:
-        raise UserError(
-            f"{recipe.__file__} reads {kind}, and its Config has no label_column_name, which predictions of {kind} "
-            "need: add it"
-        )
+        raise UserError(f"{recipe.__file__} reads {kind}, and its Config has no label_column_name: add this setting")
     values |= settings_of_model(kind, model, {**values, **given}) | given
     values["output_dir"] = str(model)
     if "predictions_file" in known:

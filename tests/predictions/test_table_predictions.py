@@ -1,7 +1,6 @@
 """`python -m shared.predict` for a recipe on a table of numbers: the example with the functions that the docs show."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from predicting import predict_file, read_csv, write_csv
 from runs import refusal
 from sklearn.datasets import load_diabetes
 
-from shared.predictions.request import Request
+from shared import predict
 
 OWN = {  # lines of `main`, and what replaces them
     r"torch.manual_seed.*?hidden_size, 1\)\)": "model = build_model(config)",
@@ -57,6 +56,8 @@ def test_a_table_is_predicted_and_scored_as_by_the_run(trained, rows, tmp_path):
     found = read_csv(run / "predictions/new.csv")
     assert [row["prediction"] for row in found] == [row["prediction"] for row in read_csv(tmp_path / "own.csv")]
     assert [row["age"] for row in found] == [str(row["age"]) for row in rows]
+    [batch] = predict.parse_request([str(run)]).batches([3, 1, 2])  # a data set may have a list of lengths
+    assert batch.samples.tolist() == [0, 2, 1]
 
 
 def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_path):
@@ -70,11 +71,6 @@ def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_p
     errors = [((p - row["progression"]) / 77) ** 2 for p, row in zip(found, rows, strict=True)]  # in the units of rows
     assert scores["eval_loss"] == pytest.approx(np.mean(errors[::2]), rel=1e-5)
     assert predict_file(run, tmp_path / "some.csv", "--no_scores", "--predictions_file", tmp_path / "no.csv") == {}
-
-
-def test_the_lengths_of_a_data_set_of_ones_own_may_be_a_list():
-    batches = Request.batches(SimpleNamespace(limits=(None, 2)), [3, 1, 2])
-    assert [batch.samples.tolist() for batch in batches] == [[0, 2], [1]]
 
 
 def test_bad_tables_are_one_line(trained, rows, tmp_path):

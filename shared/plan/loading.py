@@ -66,8 +66,6 @@ class Loader:
             )
         self.plan = plan
         self.seconds_waited = 0.0  # waiting for data since the start
-        if num_workers is None:
-            num_workers = 0 if device.type == "cpu" else 2
         self.num_workers = num_workers
         self._feed: Callable[..., Generator[tuple[MicroBatch, Any]]] = partial(
             feed, dataset=dataset, collate_fn=collate_fn, device=device, num_workers=num_workers, seed=plan.seed
@@ -108,13 +106,15 @@ def feed(
     dataset: Dataset,
     collate_fn: Callable[[list[Any]], Any],
     device: torch.device,
-    num_workers: int = 0,
+    num_workers: int | None = 0,
     seed: int = 0,
 ) -> Generator[tuple[MicroBatch, Any]]:
     """Read, collate and move to `device` the samples of each micro-batch of `schedule`, in its order.
 
-    The workers end with the generator.
+    The workers end with the generator. For their number, see `Loader`.
     """
+    if num_workers is None:
+        num_workers = 0 if device.type == "cpu" else 2
     reader = _Reader(dataset, collate_fn, seed)
     pin = device.type == "cuda"
     read_ahead = getattr(dataset, "read_ahead", None)

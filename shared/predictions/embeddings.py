@@ -39,8 +39,6 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     columns = data.names
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, config)
-    sizes = data.sizes(collate)
-    lengths = sizes.get("padded", np.asarray)(sizes["lengths"].astype(np.int64))
     pair = config.text_column_names[:2]
 
     def predict_batch(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> list[Tensor]:
@@ -65,7 +63,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=request.batches(lengths, collate.packed),
+        batches=request.batches(**data.sizes(collate)),
         model=model,
         predict_batch=predict_batch,
         widths=(dim,) * len(columns),
@@ -117,8 +115,7 @@ def encode(request: Request, config: Any, table: pa.Table, tokenizer: Any) -> Te
 def embed(request: Request, model: Any, texts: TokenizedText, collate: Any, device: Any) -> Tensor:
     """The embeddings of all texts, [texts, dimensions]; this process computes them alone."""
     samples, rows = [], []
-    costs = collate.padded_lengths(texts.lengths.astype(np.int64))
-    batches = request.batches(costs, collate.packed)
+    batches = request.batches(texts.lengths, collate.padded_lengths, collate.packed)
     for micro_batch, batch in feed(batches, texts, collate, device):
         samples.append(micro_batch.samples)
         rows.append(request.recipe.predict_batch(model, micro_batch, batch))

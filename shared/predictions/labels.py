@@ -58,12 +58,11 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
         how = f"; {described}"
     else:
         collate, how = pad_rows(model, data, tokenizer, config)
-    lengths = collate.padded_lengths(data.lengths.astype(np.int64))
     return Prediction(
         table=table,
         data=data,
         collate=collate,
-        batches=request.batches(lengths, collate.packed),
+        batches=request.batches(data.lengths, collate.padded_lengths, collate.packed),
         model=model,
         predict_batch=partial(recipe.predict_batch, Scale(labels)),
         **label_outputs(request, labels, targets, scored, f"{count_of(len(data), 'text')}{how}"),
@@ -142,9 +141,12 @@ def labels_of_model(request: Request) -> Labels:
     A model without `problem_type` is one of regression if it has one output, as in the losses of transformers.
 
     Raises:
-        UserError: --label_column_name names several columns, which are not the labels of the model.
+        UserError: two labels have one name, or --label_column_name names several columns, which are not the labels of
+            the model.
     """
     given, names = request.config.label_column_name, stored_names(str(request.model))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{request.model / 'config.json'}: two labels have the name {twice[0]}: rename one in id2label")
     columns = (given,) if isinstance(given, str) else given
     problem = load_pretrained("AutoConfig", str(request.model)).problem_type
     kind = KINDS[problem or ("regression" if len(names) == 1 else "single_label_classification")]

@@ -68,10 +68,8 @@ def predict_in_parts(accelerator: Any, request: Request, prediction: Prediction)
         rows["scores"] = f"none, {'because there are no labels' if request.config.scores else 'as requested'}"
     rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(request.output)}
     accelerator.print(aligned(rows))
-    if (workers := request.config.dataloader_num_workers) is None:
-        workers = 0 if accelerator.device.type == "cpu" else 2
     mine = {file: parts[file] for file in missing[accelerator.process_index :: accelerator.num_processes]}
-    compute(accelerator, prediction, mine, workers)
+    compute(accelerator, prediction, mine, request.config.dataloader_num_workers)
     gather(accelerator, None)  # waits until all parts are written
     return on_main_process(accelerator, lambda: finish(request, prediction, parts, task))
 
@@ -100,7 +98,7 @@ def write_part(file: Path, outputs: Outputs) -> None:
 
 
 @torch.inference_mode()
-def compute(accelerator: Any, prediction: Prediction, mine: Parts, num_workers: int) -> None:
+def compute(accelerator: Any, prediction: Prediction, mine: Parts, num_workers: int | None) -> None:
     """Compute and write the parts of this process. Every process calls this."""
     schedule = [micro_batch for batches in mine.values() for micro_batch in batches]
     model = accelerator.prepare_model(prediction.model, evaluation_mode=True)
@@ -170,6 +168,7 @@ def begin_or_find(request: Request, prediction: Prediction) -> Record:
     if changed:
         why = ", ".join(changed) if record else "there is no record of its predictions"
         raise UserError(f"{FLAG} {output} exists with other content ({why}): remove it, or name another file")
+    shutil.rmtree(request.parts_folder, ignore_errors=True)  # a kill may have left parts of it
     return record
 
 

@@ -4,10 +4,11 @@ The flags are those below and those of the recipe. Important ones are --text_col
 --image_column_name, --max_length, --max_tokens_per_micro_batch, --skip_incomplete_rows and --mixed_precision.
 """
 
+import argparse
 import dataclasses
 import glob
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -51,6 +52,7 @@ OF_RUN = (
 )
 OF_DATA = (*DataOptions.__annotations__, "train_dir", "validation_dir", "skip_corrupt_images", "seed")
 NOT_KEPT = {"sync_batchnorm", TOKENS}  # batch norm uses its running averages
+Pad = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # from lengths to those with padding
 SAMPLES = "per_device_eval_batch_size"
 USUAL_TOKENS, USUAL_SAMPLES = 4096, 64  # in a forward pass of a model without a run
 NO_LIMIT = 1_000_000  # tokens in a text
@@ -126,9 +128,9 @@ class Request:
         """Maximum number of tokens, padding included, and of samples in a forward pass."""
         return getattr(self.config, TOKENS, None), self.config.per_device_eval_batch_size
 
-    def batches(self, lengths: NDArray[np.integer], packed: bool = False) -> list[MicroBatch]:
-        """The forward passes for samples of these lengths, [n] tokens, within the limits: see `evaluation_batches`."""
-        return evaluation_batches(lengths, Budget(*self.limits, packed))
+    def batches(self, lengths: Any, padded: Pad = np.asarray, packed: bool = False) -> list[MicroBatch]:
+        """The forward passes for samples of these lengths, [n] tokens, when `padded`: see `evaluation_batches`."""
+        return evaluation_batches(padded(np.asarray(lengths, np.int64)), Budget(*self.limits, packed))
 
     @property
     def digests_of_run(self) -> list[str]:
@@ -176,6 +178,8 @@ def parse_request(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) ->
         values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
     known = {field.name for field in dataclasses.fields(config_class)}
     kind, possible = next(KINDS[name] for name in KINDS if name in known)
+    if kind != "table" and "label_column_name" not in known:
+        raise UserError(f"{recipe.__file__} reads {kind}, and its Config has no label_column_name: add this setting")
     values |= settings_of_model(kind, model, {**values, **given}) | given
     values["output_dir"] = str(model)
     if "predictions_file" in known:
@@ -214,10 +218,10 @@ def recipe_of_request(folder: Path, model: Path, flags: Sequence[str]) -> Module
         UserError: it is unknown, does not exist, or does not predict.
     """
     stored = [run / "config.yaml" for run in (folder, model.parent)]
-    path = next((recipes.recipe_of(file) for file in stored if file.is_file()), None)
-    for word, after in zip(flags, [*flags[1:], ""], strict=False):  # without flags, no pairs
-        if word == "--recipe" or word.startswith("--recipe="):
-            path = Path(after if word == "--recipe" else word.removeprefix("--recipe="))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--recipe", type=Path, nargs="?")  # without a value, the parser of all flags refuses it
+    path = parser.parse_known_args(flags)[0].recipe
+    path = path or next((recipes.recipe_of(file) for file in stored if file.is_file()), None)
     if not path:
         places = [options.PROJECT / folder / f"{recipe_for(model)}.py" for folder in ("recipes", ".")]  # "." in a copy
         path = next((place for place in places if place.is_file()), places[0])

@@ -54,7 +54,6 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     numbers = data.pieces.words
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad(model, data, tokenizer, accelerator, config)
-    lengths = collate.padded_lengths(data.lengths)
 
     def predict_batch(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """The tag of each own word of the windows, its loss, and its probability, [words] each."""
@@ -74,7 +73,7 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
         table=table,
         data=data,
         collate=collate,
-        batches=request.batches(lengths, collate.packed),
+        batches=request.batches(data.lengths, collate.padded_lengths, collate.packed),
         model=model,
         predict_batch=predict_batch,
         widths=(1, 1, 1),

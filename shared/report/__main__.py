@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.errors import about
 from shared.report.page import write_report
 from shared.run.recipes import run_work
 
@@ -14,13 +13,8 @@ def main(argv: Sequence[str]) -> None:
     """Write it, and end this process, with exit code 2 after a user error."""
     parser = argparse.ArgumentParser(prog="python -m shared.report", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("output_dir", type=Path, help="the --output_dir of a run")
-    folder = parser.parse_args(argv).output_dir
-
-    def write() -> None:
-        with about(str(folder)):  # others may read the folder, and not write it
-            print(write_report(folder))
-
-    run_work(write)
+    given = parser.parse_args(argv)
+    run_work(lambda: print(write_report(given.output_dir)))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ def write_report(folder: Path, lines: Lines | None = None) -> Path:
         UserError: the folder is not that of a run, or one of its files is damaged.
     """
     file = folder / REPORT
-    replace_file(file, page(folder, lines))
+    with about(str(folder)):  # others may read the folder, and not write it
+        replace_file(file, page(folder, lines))
     return file
 
 

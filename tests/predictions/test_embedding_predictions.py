@@ -76,9 +76,8 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
     # a column that the run's data have is found without a flag, and a model without its run gives the same vectors
     flags = [*own[:4], "--max_tokens_per_micro_batch", 192]  # the folder has the length
     predict_file(folder, tmp_path / "new.jsonl", *flags, "--predictions_file", tmp_path / "model.parquet")
-    assert vectors(tmp_path / "model.parquet", "body") == pytest.approx(
-        np.array([row["embedding_body"] for row in found]), abs=1e-6
-    )
+    expected = np.array([row["embedding_body"] for row in found])
+    assert vectors(tmp_path / "model.parquet", "body") == pytest.approx(expected, abs=1e-6)
     for name in ("anchor", "body"):  # the prompt of a column, and a text that begins with it
         (tmp_path / f"{name}.csv").write_text(f"{name}\n{'find: ' * (name == 'body')}a text\n")
         predict_file(run, tmp_path / f"{name}.csv", *own * (name == "body"))

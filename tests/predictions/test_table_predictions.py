@@ -9,6 +9,8 @@ from predicting import predict_file, read_csv, write_csv
 from runs import refusal
 from sklearn.datasets import load_diabetes
 
+from shared import predict
+
 OWN = {  # lines of `main`, and what replaces them
     r"torch.manual_seed.*?hidden_size, 1\)\)": "model = build_model(config)",
     r" +def losses_of.*?square\(\)\n\n": "",
@@ -54,6 +56,8 @@ def test_a_table_is_predicted_and_scored_as_by_the_run(trained, rows, tmp_path):
     found = read_csv(run / "predictions/new.csv")
     assert [row["prediction"] for row in found] == [row["prediction"] for row in read_csv(tmp_path / "own.csv")]
     assert [row["age"] for row in found] == [str(row["age"]) for row in rows]
+    [batch] = predict.parse_request([str(run)]).batches([3, 1, 2])  # a data set may have a list of lengths
+    assert batch.samples.tolist() == [0, 2, 1]
 
 
 def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_path):

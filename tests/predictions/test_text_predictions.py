@@ -19,6 +19,8 @@ from shared.predictions import parts
 from shared.predictions.labels import as_in_table
 
 MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
+TWINS = """{"architectures": ["BertForSequenceClassification"], "model_type": "bert", "max_position_embeddings": 9,
+    "id2label": {"0": "a", "1": "a"}}"""
 
 
 def test_the_predictions_are_those_of_the_pipeline_in_the_order_of_the_input(alone, rows, tmp_path):
@@ -67,8 +69,7 @@ def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same
     assert resumed.read_bytes() == whole.read_bytes()
     records = [json.loads((tmp_path / f"{name}.csv.json").read_text()) for name in ("whole", "resumed")]
     assert records[0] == records[1]
-    assert records[0]["scores"] == scores
-    assert records[0]["rows"] == 37
+    assert (records[0]["scores"], records[0]["rows"]) == (scores, 37)
     assert not (tmp_path / "resumed.csv.parts").exists()
 
 
@@ -76,7 +77,9 @@ def test_a_finished_prediction_is_not_computed_again(alone, texts, tmp_path, mon
     output = tmp_path / "out.csv"
     scores = predict_file(alone, texts[3], "--predictions_file", output)
     monkeypatch.setattr(parts, "compute", lambda *_: pytest.fail("computed again"))
+    (tmp_path / "out.csv.parts").mkdir()  # as after a kill while the parts are removed
     assert predict_file(alone, texts[3], "--predictions_file", output) == scores
+    assert not (tmp_path / "out.csv.parts").exists()
     assert "holds these predictions already" in capsys.readouterr().out
     assert "has changed" in refusal(predict_file, alone, texts[1], "--predictions_file", output)
     flags = ["--predictions_file", output, "--max_length", 20]
@@ -180,10 +183,12 @@ def inputs(alone, texts, tmp_path_factory):
     (folder / "labels.csv").write_text("text,label\na text,unheard\n")
     pq.write_table(pa.table({"text": ["a text"], "more": [[b"bytes"]]}), folder / "bytes.parquet")
     (folder / "lists.jsonl").write_text('{"text": "a text", "more": [1, 2]}\n')
+    (folder / "spans.py").write_text("from recipes.mlm import Config\npredict_batch = None")
     for name, file, content in (
         ("unfinished", "config.yaml", (alone / "config.yaml").read_text()),
         ("mlm", "config.json", '{"architectures": ["BertForMaskedLM"], "model_type": "bert"}'),
         ("bare", "config.json", '{"architectures": ["BertModel"], "model_type": "bert"}'),
+        ("twins", "config.json", TWINS),
     ):
         (folder / name).mkdir()
         (folder / name / file).write_text(content)
@@ -210,6 +215,9 @@ def inputs(alone, texts, tmp_path_factory):
         (["RUN", "labels.csv", "--image_column_name", "x"], "unknown flag --image_column_name"),
         (["RUN", "*.csv"], "name the output with --predictions_file"),
         (["MODEL"], "is not the folder of a run"),
+        (["RUN", "labels.csv", "--recipe", "spans.py"], "spans.py reads tags, and its Config has no label_column_name"),
+        (["RUN", "labels.csv", "--recipe"], "--recipe has no value"),
+        (["twins", "labels.csv"], "config.json: two labels have the name a: rename one"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected):

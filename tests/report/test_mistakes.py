@@ -29,9 +29,8 @@ def test_counts_are_those_of_scikit_learn(pairs):
     found = of("abcde", predicted.astype(float), true)
     expected = confusion_matrix(true, predicted, labels=range(5))
     assert found["counts"] == expected.tolist()
-    assert found["classes"] == [
-        [name, *map(int, (expected[i].sum(), expected[:, i].sum(), expected[i, i]))] for i, name in enumerate("abcde")
-    ]
+    counts = np.stack([expected.sum(1), expected.sum(0), expected.diagonal()], 1).tolist()
+    assert found["classes"] == [[name, *each] for name, each in zip("abcde", counts, strict=True)]
     assert found["wrong"] == expected.sum() - expected.trace()
 
 

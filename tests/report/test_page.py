@@ -64,9 +64,8 @@ def test_any_figures_give_a_page_whose_curves_are_inside_their_frames(tmp_path_f
 def test_any_text_is_shown_as_it_is_and_adds_no_element(tmp_path_factory, text):
     found = mistakes((text, "b"), lambda _: {"text": text}, np.array([1]), np.array([2.0]), np.array([0]))
     folder = tmp_path_factory.mktemp("run")
-    plain = Texts(
-        page.page(write_run(folder, [], json.loads(json.dumps(found).replace(json.dumps(text), '"a"')) | STEP))
-    )
+    renamed = json.loads(json.dumps(found).replace(json.dumps(text), '"a"'))
+    plain = Texts(page.page(write_run(folder, [], renamed | STEP)))
     shown = Texts(page.page(write_run(folder, [], found | STEP)))
     assert shown.tags == plain.tags
     assert text in "".join(shown.texts)

@@ -196,8 +196,8 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
 
 
 def missing(table: pa.Table, column: str) -> np.ndarray:
-    """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel, a list with null or such a -1, or
-    a struct of nulls, such as an image without bytes and path.
+    """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel, a list with null or with such a
+    -1, or a struct of nulls, such as an image without bytes and path.
     """
     cells = column_of(table, column, "")
     gaps = np.asarray(cells.is_null(nan_is_null=True))

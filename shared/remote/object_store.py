@@ -56,6 +56,8 @@ class RemoteFolder:
         if not is_url(self.url):
             raise UserError(f"{self.flag} {self.url} is no URL: give one such as s3://bucket/run or file:///mnt/run")
         found = urlsplit(self.url)
+        if found.scheme == "file" and found.netloc not in ("", "~"):  # fsspec would use a folder of this name here
+            raise UserError(f"{self.flag} {self.url} names no path of this machine: write file:///, with three slashes")
         if found.password is not None:
             shown = found._replace(netloc=found.netloc.rpartition("@")[2]).geturl()
             raise UserError(

@@ -112,7 +112,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     there = [name for name in columns if name in table.column_names]  # missing columns raise an error elsewhere
 
     def complete(_: int, block: pa.Table) -> np.ndarray:
-        return ~np.any([np.zeros(block.num_rows, bool), *(missing(block, name) for name in there)], axis=0)
+        return ~np.any([missing(block, name) for name in there], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
     kept = rows.filtered(table, complete, "complete, also in lists", there, readings) if there else table
@@ -254,18 +254,10 @@ def read_saved(path: str) -> dict[str, pa.Table]:
     """
     names = Path(path) / "dataset_dict.json"
     with about(f"--dataset_name {path} (a folder, which should be one that save_to_disk of datasets wrote)"):
-        import datasets
-
         folders = {"train": Path(path)}
         if names.exists():
             folders = {split: Path(path) / split for split in json.loads(names.read_text())["splits"]}
-        parts = {
-            # `load_from_disk` cannot read an empty split
-            split: datasets.Dataset.from_dict({})
-            if of_datasets.is_saved_empty(folder)
-            else datasets.load_from_disk(folder)
-            for split, folder in folders.items()
-        }
+        parts = {split: of_datasets.load_saved(folder) for split, folder in folders.items()}
     return {split: _to_table(part, f"--dataset_name {path} (split {split})") for split, part in parts.items()}
 
 

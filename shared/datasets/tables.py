@@ -38,12 +38,13 @@ def read_parts(
     problem_type: str | None = None,
     embedded: tuple[str, Callable[[], Sequence[pa.Table]]] | None = None,
     read: Callable[[Sequence[str], str, str | None], pa.Table] | None = None,
+    only_in_training: Sequence[str] = (),
 ) -> list[pa.Table]:
     """The training rows and, if there are any, the validation rows; `embedded`: the default data, by name and loader.
 
-    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`. With --label_delimiter,
-    an empty cell is a row without labels, which stays. Files are read by `read`, with the arguments and the results of
-    `read_file`, which is the default.
+    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`, and training rows without
+    one in `only_in_training`. With --label_delimiter, an empty cell is a row without labels, which stays. Files are
+    read by `read`, with the arguments and the results of `read_file`, which is the default.
 
     Raises:
         UserError: the data cannot be read, or a column is named twice.
@@ -67,7 +68,8 @@ def read_parts(
         tables[0] = decided(tables[0], label_columns[0], problem_type)
         tables[1:] = [decided(table, label_columns[0], problem_type, like=tables[0]) for table in tables[1:]]
     if config.skip_incomplete_rows:
-        tables = [skip_incomplete(table, (*columns, *label_columns)) for table in tables]
+        needed = [(*columns, *only_in_training, *label_columns), (*columns, *label_columns)]
+        tables = [skip_incomplete(table, names) for table, names in zip(tables, needed, strict=False)]
     return tables
 
 

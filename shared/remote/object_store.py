@@ -158,11 +158,9 @@ def failure_in_words(error: Exception) -> str:
 
 def _status(error: Exception) -> int | None:
     """The HTTP status of an exception of aiohttp, requests, huggingface_hub or gcsfs; None if it has none."""
-    for found in (getattr(error, "status", None), getattr(getattr(error, "response", None), "status_code", None)):
-        if isinstance(found, int):
-            return found
-    code = str(getattr(error, "code", ""))
-    return int(code) if code.isdecimal() else None
+    response = getattr(error, "response", None)
+    found = getattr(error, "status", None), getattr(response, "status_code", None), getattr(error, "code", None)
+    return next((int(status) for status in found if str(status).isdecimal()), None)
 
 
 def _stays(error: Exception) -> bool:

@@ -160,7 +160,7 @@ def _status(error: Exception) -> int | None:
     """The HTTP status of an exception of aiohttp, requests, huggingface_hub or gcsfs; None if it has none."""
     response = getattr(error, "response", None)
     found = getattr(error, "status", None), getattr(response, "status_code", None), getattr(error, "code", None)
-    return next((int(status) for status in found if str(status).isdecimal()), None)
+    return next((int(status) for status in map(str, found) if status.isdecimal()), None)
 
 
 def _stays(error: Exception) -> bool:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
@@ -59,12 +59,10 @@ def build_once(name: str, build: Callable[[Path], object]) -> Path:
 
 def build_if_free(name: str, build: Callable[[Path], object]) -> bool:
     """As `build_once`, without waiting: False if another process is building the folder, True once it is complete."""
-    try:
-        with locked(cache_dir() / name, wait=False):
-            _build(cache_dir() / name, build)
-    except Timeout:
-        return False
-    return True
+    with suppress(Timeout), locked(cache_dir() / name, wait=False):
+        _build(cache_dir() / name, build)
+        return True
+    return False
 
 
 def _build(folder: Path, build: Callable[[Path], object]) -> None:

@@ -23,9 +23,12 @@ def load_cached(name: str, config_name: str | None) -> Any:
         return None
 
 
-def is_saved_empty(folder: Path) -> bool:
-    """`_data_files` in the state.json that `save_to_disk` wrote: whether the data set has no rows."""
-    return json.loads((folder / "state.json").read_text())["_data_files"] == []
+def load_saved(folder: Path) -> Any:
+    """A data set in a folder that `save_to_disk` wrote; `load_from_disk` cannot read one without `_data_files`."""
+    from datasets import Dataset, load_from_disk
+
+    is_empty = json.loads((folder / "state.json").read_text())["_data_files"] == []
+    return Dataset.from_dict({}) if is_empty else load_from_disk(folder)
 
 
 def class_names(table: pa.Table, column: str, field: str | None = None) -> tuple[str, ...]:

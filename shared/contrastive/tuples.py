@@ -49,7 +49,8 @@ def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
         raise UserError(f"{FLAG} {' '.join(columns)}: {LABEL_FLAG} {score} has scores of pairs: name two text columns")
 
     scored, kind = ((score,), "regression") if score else ((), None)
-    tables = split(read_parts(config, columns, scored, kind, ("the embedded functions", pairs.load)), config)
+    embedded, negatives = ("the embedded functions", pairs.load), columns[2:]
+    tables = split(read_parts(config, columns[:2], scored, kind, embedded, only_in_training=negatives), config)
     for table in tables if score else ():
         if np.ptp(numbers_in(table, score)) == 0:
             raise UserError(f"{LABEL_FLAG} {score}: all rows of {source_of(table)} have the same score: add others")

@@ -219,11 +219,13 @@ def is_list(type_: pa.DataType) -> bool:
 
 
 def changed(type_: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The result of `change` for a type; lists and structs are kept, and their contents changed."""
-    if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(changed(type_.value_type, change)))
-    if pa.types.is_large_list(type_):
-        return pa.large_list(type_.value_field.with_type(changed(type_.value_type, change)))
+    """The result of `change` for a type; lists, maps and structs are kept, and their contents changed."""
+    if is_list(type_):
+        values = type_.value_field.with_type(changed(type_.value_type, change))
+        is_large = pa.types.is_large_list(type_)
+        return pa.large_list(values) if is_large else pa.list_(values, getattr(type_, "list_size", -1))
+    if pa.types.is_map(type_):
+        return pa.map_(*(field.with_type(changed(field.type, change)) for field in (type_.key_field, type_.item_field)))
     if pa.types.is_struct(type_):
         return pa.struct([field.with_type(changed(field.type, change)) for field in type_])
     return change(type_)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from shared.cache.prepared import build_once, key_digest, text_once
 from shared.compat import of_datasets
 from shared.datasets.readers import AS_WRITTEN, is_compressed, is_list, kind_of, opened
-from shared.errors import UserError, about
+from shared.errors import UserError, about, listed
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # for several files: [[number of the first row, source], ...] as JSON
@@ -338,7 +338,11 @@ def _write(
                 schema = schema or wider
                 writer = writer or stack.enter_context(pa.ipc.new_file(file, schema))
                 if wider == schema:  # otherwise, only the types are collected
-                    writer.write_table(pa.concat_tables([schema.empty_table(), block], promote_options="permissive"))
+                    types = [(field.name, field.type, schema.field(field.name).type) for field in block.schema]
+                    unlike = [f"{name} as {type_}, elsewhere {other}" for name, type_, other in types if type_ != other]
+                    with about(f"{source} has {listed(unlike)}: save it with one type, or leave it out"):
+                        typed = pa.concat_tables([schema.empty_table(), block], promote_options="permissive")
+                    writer.write_table(typed)
                 rows += block.num_rows
                 found |= {*block.column_names}
                 own = {name: of_datasets.class_names(block, name) for name in block.column_names}

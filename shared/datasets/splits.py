@@ -57,20 +57,18 @@ def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bo
         sizes += np.bincount(group_of[start : start + BLOCK], minlength=len(sizes))
     next_place = sizes.cumsum() - sizes  # of each group, in the sorted order
     parts = max(1, -(-count // SORTED))
+
+    def part_of(hashes: Hashes) -> Hashes:
+        return (hashes >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)
+
     for part in range(parts):
-        hashes, rows, groups = [], [], []
-        for start, block in _blocks(count, seed):
-            inside = np.flatnonzero((block >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part)
-            hashes.append(block[inside])
-            rows.append(start + inside)
-            groups.append(group_of[start + inside])
-        order = np.lexsort((np.concatenate(hashes), np.concatenate(groups)))
-        group = np.concatenate(groups)[order]
+        rows = np.concatenate([start + np.flatnonzero(part_of(block) == part) for start, block in _blocks(count, seed)])
+        rows = rows[np.lexsort((hash64(seed, rows.astype(np.uint64)), group_of[rows]))]
+        group = group_of[rows]
         in_part = np.bincount(group, minlength=len(sizes))
-        places = np.arange(len(order)) + (next_place - in_part.cumsum() + in_part)[group]
+        places = np.arange(len(rows)) + (next_place - in_part.cumsum() + in_part)[group]
         next_place += in_part
-        grows = (places + 1) * percentage // 100 > places * percentage // 100
-        held_out[np.concatenate(rows)[order]] = grows
+        held_out[rows] = (places + 1) * percentage // 100 > places * percentage // 100
     _keep_each_label(targets, held_out)
     return held_out
 

@@ -38,12 +38,13 @@ def read_parts(
     problem_type: str | None = None,
     embedded: tuple[str, Callable[[], Sequence[pa.Table]]] | None = None,
     read: Callable[[Sequence[str], str, str | None], pa.Table] | None = None,
+    only_in_training: Sequence[str] = (),
 ) -> list[pa.Table]:
     """The training rows and, if there are any, the validation rows; `embedded`: the default data, by name and loader.
 
-    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`. With --label_delimiter,
-    an empty cell is a row without labels, which stays. Files are read by `read`, with the arguments and the results of
-    `read_file`, which is the default.
+    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`, and training rows without
+    one in `only_in_training`. With --label_delimiter, an empty cell is a row without labels, which stays. Files are
+    read by `read`, with the arguments and the results of `read_file`, which is the default.
 
     Raises:
         UserError: the data cannot be read, or a column is named twice.
@@ -67,7 +68,8 @@ def read_parts(
         tables[0] = decided(tables[0], label_columns[0], problem_type)
         tables[1:] = [decided(table, label_columns[0], problem_type, like=tables[0]) for table in tables[1:]]
     if config.skip_incomplete_rows:
-        tables = [skip_incomplete(table, (*columns, *label_columns)) for table in tables]
+        needed = [(*columns, *only_in_training, *label_columns), (*columns, *label_columns)]
+        tables = [skip_incomplete(table, names) for table, names in zip(tables, needed, strict=False)]
     return tables
 
 
@@ -112,7 +114,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     there = [name for name in columns if name in table.column_names]  # missing columns raise an error elsewhere
 
     def complete(_: int, block: pa.Table) -> np.ndarray:
-        return ~np.any([np.zeros(block.num_rows, bool), *(missing(block, name) for name in there)], axis=0)
+        return ~np.any([missing(block, name) for name in there], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
     kept = rows.filtered(table, complete, "complete, also in lists and structs", there, readings) if there else table
@@ -254,18 +256,10 @@ def read_saved(path: str) -> dict[str, pa.Table]:
     """
     names = Path(path) / "dataset_dict.json"
     with about(f"--dataset_name {path} (a folder, which should be one that save_to_disk of datasets wrote)"):
-        import datasets
-
         folders = {"train": Path(path)}
         if names.exists():
             folders = {split: Path(path) / split for split in json.loads(names.read_text())["splits"]}
-        parts = {
-            # `load_from_disk` cannot read an empty split
-            split: datasets.Dataset.from_dict({})
-            if of_datasets.is_saved_empty(folder)
-            else datasets.load_from_disk(folder)
-            for split, folder in folders.items()
-        }
+        parts = {split: of_datasets.load_saved(folder) for split, folder in folders.items()}
     return {split: _to_table(part, f"--dataset_name {path} (split {split})") for split, part in parts.items()}
 
 

@@ -196,6 +196,8 @@ class DataOptions(ExtraOptions):
         mark = "," if self.csv_delimiter is None else self.csv_delimiter
         if mark != r"\t" and not (len(mark) == 1 and mark.isascii() and mark not in '"\r\n'):
             raise UserError(f"--csv_delimiter {mark!r}: must be one character such as ';', or '\\t' for a tab")
+        if empty := [name for name in fields_with(type(self), Meaning.NAMES_DATA) if getattr(self, name) == ()]:
+            raise UserError(f"--{min(empty)} [] names no file: name one, or leave it out")
 
 
 def missing_compiler(it: Any) -> str:

@@ -96,8 +96,11 @@ class Mirror(Hook):
         """Refuse a mirror that cannot be used; the digests of the data of the run in it, if there are any."""
         with about(f"{self.where} cannot be used (check the URL, the credentials and the network)"):
             self.store.write(PROBE, [b"written by a recipe at each start"])
+            sizes = self.store.sizes()
             self.store.remove(PROBE)
-        config, sizes = self.run.config, self._sizes()
+        if PROBE not in sizes:  # no checkpoint would be found
+            raise UserError(f"{self.where} does not list what is written there: write one / between names in the URL")
+        config = self.run.config
         self.complete |= complete_steps(sizes)
         newest = sorted(self.complete, reverse=True)
         if newest and config.resume_from_checkpoint == "never" and not resuming.started_again():
@@ -123,7 +126,9 @@ class Mirror(Hook):
 
     def _restore(self) -> None:
         """Copy the newest intact checkpoint of the mirror into the folder, if the folder has none that is as new."""
-        config, sizes = self.run.config, self._sizes()
+        config = self.run.config
+        with about(f"{self.where} cannot be listed (check the URL, the credentials and the network)"):
+            sizes = self.store.sizes()
         here, there = resuming.checkpoints_of(config.output_dir), complete_steps(sizes)
         for step in sorted({*here, *there}, reverse=True):
             if step in here and not resuming.problem_with(here[step]):
@@ -182,10 +187,6 @@ class Mirror(Hook):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"its manifest cannot be read ({error})") from None
         return manifest, json.loads(state)
-
-    def _sizes(self) -> dict[str, int]:
-        with about(f"{self.where} cannot be listed (check the URL, the credentials and the network)"):
-            return self.store.sizes()
 
 
 def complete_steps(sizes: Mapping[str, int]) -> set[int]:

@@ -56,6 +56,8 @@ class RemoteFolder:
         if not is_url(self.url):
             raise UserError(f"{self.flag} {self.url} is no URL: give one such as s3://bucket/run or file:///mnt/run")
         found = urlsplit(self.url)
+        if found.scheme == "file" and found.netloc not in ("", "~"):  # fsspec would use a folder of this name here
+            raise UserError(f"{self.flag} {self.url} names no path of this machine: write file:///, with three slashes")
         if found.password is not None:
             shown = found._replace(netloc=found.netloc.rpartition("@")[2]).geturl()
             raise UserError(
@@ -156,11 +158,9 @@ def failure_in_words(error: Exception) -> str:
 
 def _status(error: Exception) -> int | None:
     """The HTTP status of an exception of aiohttp, requests, huggingface_hub or gcsfs; None if it has none."""
-    for found in (getattr(error, "status", None), getattr(getattr(error, "response", None), "status_code", None)):
-        if isinstance(found, int):
-            return found
-    code = str(getattr(error, "code", ""))
-    return int(code) if code.isdecimal() else None
+    response = getattr(error, "response", None)
+    found = getattr(error, "status", None), getattr(response, "status_code", None), getattr(error, "code", None)
+    return next((int(status) for status in map(str, found) if status.isdecimal()), None)
 
 
 def _stays(error: Exception) -> bool:

@@ -64,8 +64,9 @@ def test_columns_and_types_are_those_of_the_whole_file_and_not_of_a_block(tmp_pa
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
 def test_parquet_is_read_in_every_codec(tmp_path, codec):
     kinds = pa.array(["a", "b"] * 25).dictionary_encode()
-    lists = pa.ListArray.from_arrays(range(51), kinds)
-    table = pa.table({"text": [f"é {i}" for i in range(50)], "kind": kinds, "kinds": lists})
+    lists, pairs = pa.ListArray.from_arrays(range(51), kinds), pa.FixedSizeListArray.from_arrays(kinds, 1)
+    texts, maps = [f"é {i}" for i in range(50)], pa.MapArray.from_arrays(range(51), kinds.cast(pa.string()), kinds)
+    table = pa.table({"text": texts, "kind": kinds, "kinds": lists, "pairs": pairs, "maps": maps})
     table = table.append_column("view", table["text"].cast(pa.string_view()))
     pq.write_table(table, tmp_path / "a.parquet", compression=codec, row_group_size=7)
     (tmp_path / "b.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))

@@ -197,6 +197,7 @@ def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, p
     for file, change, expected in (
         ("modules.json", dense, "sentence-transformers has Dense"),
         ("1_Pooling/config.json", {"pooling_mode": "max"}, "--pooling 'max': expected"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "without prompts': expected"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
         ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "has default_prompt_name"),
     ):

@@ -136,7 +136,7 @@ class WeightAverage(Hook):
         self.averages, self.evaluate, run.evaluate = [*average.buffers()], run.evaluate, self.evaluate_average
         run.accelerator.register_for_checkpointing(average)
 
-    def updated(self, grad_norm: Tensor) -> None:
+    def step_ended(self) -> None:  # every hook, such as `BatchNorm`, has been told of the update
         for hook in self.run.hooks:
             hook.weights_are_read()
         if self.run.progress.step:

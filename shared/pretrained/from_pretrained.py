@@ -27,22 +27,40 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, fla
     precision applies to the forward and backward passes only. `flag` is the one that gives the name, for the errors.
 
     Raises:
-        UserError: the model does not exist, cannot be downloaded, or is not of this kind.
+        UserError: the model does not exist, cannot be downloaded, or is not of this kind; or see `require_weights`.
     """
     local_files_only = require_model(name, revision, flag)
     import transformers
 
     if revision is not None:
         kwargs["revision"] = revision
-    if auto_class.startswith("AutoModel"):
-        kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True}
-    given = f"{name} --revision {revision}" if revision else name
-    with about(f"{flag} {given} cannot be loaded by {auto_class}"):
+    with_info, is_model = kwargs.pop("output_loading_info", False), auto_class.startswith("AutoModel")
+    if is_model:
+        kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    given = f"{flag} {name} --revision {revision}" if revision else f"{flag} {name}"
+    with about(f"{given} cannot be loaded by {auto_class}"):
         loaded = getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
-    if isinstance(model, torch.nn.Module):
-        align(model)
-    return loaded
+    if is_model:
+        require_weights(*loaded, given)
+        align(loaded[0])
+    return loaded if with_info or not is_model else loaded[0]
+
+
+def require_weights(model: Any, found: dict[str, Any], given: str) -> None:
+    """Check that the files of a model have its weights, in the shapes of its config, except those of its last layer.
+
+    Raises:
+        UserError: the weights have other names or another shape, so that transformers has drawn random ones.
+    """
+    kind, last = type(model).__name__, label_weights(model) if found["mismatched_keys"] else []
+    for key, stored, needed in sorted(found["mismatched_keys"]):
+        if key not in last:
+            raise UserError(
+                f"{given}: {key} is {tuple(stored)} in its files, and {tuple(needed)} by its config.json: correct that"
+            )
+    if not dict(model.named_parameters()).keys() - found["missing_keys"]:
+        others = listed(sorted(found["unexpected_keys"]), 2)
+        raise UserError(f"{given}: its files have no weights of a {kind}, but {others}: rename them")
 
 
 def label_order(name: str, names: tuple[str, ...], revision: str | None = None) -> tuple[str, ...]:

@@ -31,12 +31,16 @@ def begin(model):
 
 
 def step(model, average, run):
-    """Change the weights and the averages and counter of batch norm, and average them, as a step does."""
+    """Change the weights and the averages and counter of batch norm, and average them, as a step does.
+
+    A hook that comes later may update the buffers.
+    """
+    average.updated(torch.tensor(1.0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * parameter.requires_grad)
         model(torch.randn(4, 3))
-    average.updated(torch.tensor(1.0))
+    average.step_ended()
     run.progress.step += 1
 
 

@@ -40,10 +40,12 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, fla
     given = f"{flag} {name} --revision {revision}" if revision else f"{flag} {name}"
     with about(f"{given} cannot be loaded by {auto_class}"):
         loaded = getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
-    if is_model:
-        require_weights(*loaded, given)
-        align(loaded[0])
-    return loaded if with_info or not is_model else loaded[0]
+    if not is_model:
+        return loaded
+    model, found = loaded
+    require_weights(model, found, given)
+    align(model)
+    return (model, found) if with_info else model
 
 
 def require_weights(model: Any, found: dict[str, Any], given: str) -> None:

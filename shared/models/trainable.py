@@ -35,7 +35,8 @@ class Frozen(Hook):
         Raises:
             UserError: a pattern names no parameter, or all parameters would be frozen.
         """
-        parameters, flag = dict(model.named_parameters()), f"--freeze {' '.join(self.patterns)}"
+        flag, every = f"--freeze {' '.join(self.patterns)}", [*model.parameters()]
+        parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones under each of their names
         for pattern in self.patterns:
             found = [name for name in parameters if fnmatchcase(f".{name}.", f"*.{pattern}.*")]
             if not found:
@@ -46,11 +47,10 @@ class Frozen(Hook):
                 )
             for name in found:
                 parameters[name].requires_grad_(False)
-        sizes = [p.numel() for p in parameters.values() if not p.requires_grad]
-        if len(sizes) == len(parameters):
+        sizes = [p.numel() for p in every if not p.requires_grad]
+        if len(sizes) == len(every):
             raise UserError(f"{flag} freezes all parameters: leave some to train")
-        total = sum(p.numel() for p in parameters.values())
-        say(f"{flag}: {sum(sizes):,} of {total:,} weights are frozen")
+        say(f"{flag}: {sum(sizes):,} of {sum(p.numel() for p in every):,} weights are frozen")
 
 
 class FreezeUnreached(Hook):

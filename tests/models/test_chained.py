@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import runs
 import torch
 from accelerate import Accelerator
@@ -22,9 +23,9 @@ def model_of_two_parts():
     return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
 
 
-def two_optimizers(model):
+def two_optimizers(model, kind=torch.optim.AdamW):
     sgd = make_optimizer(model[0], Options(optim="sgd", learning_rate=RATE))
-    return torch.optim.AdamW([{"params": [*model[1].parameters()], "lr_scale": 0.5}], lr=RATE, fused=True), sgd
+    return kind([{"params": [*model[1].parameters()], "lr_scale": 0.5}], lr=RATE, fused=True), sgd
 
 
 def backward(model, step):
@@ -39,12 +40,13 @@ def steps(model, optimizer, numbers):
         optimizer.zero_grad()
 
 
-def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dict():
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad])  # Adagrad begins with a state
+def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dict(kind):
     one, other = model_of_two_parts(), model_of_two_parts()
-    chained = ChainedOptimizers(two_optimizers(one))
-    assert trained_by(chained) == "18 trained by adamw, 25 by sgd"  # on the launch card
+    chained = ChainedOptimizers(two_optimizers(one, kind))
+    assert trained_by(chained) == f"18 trained by {kind.__name__.lower()}, 25 by sgd"  # on the launch card
     steps(one, chained, range(4))
-    optimizers = two_optimizers(other)
+    optimizers = two_optimizers(other, kind)
     for step in range(4):
         backward(other, step)
         for optimizer in optimizers:
@@ -54,7 +56,7 @@ def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dic
     assert torch.equal(parameters_to_vector(one.parameters()), parameters_to_vector(other.parameters()))
 
     resumed = copy.deepcopy(one)
-    again = ChainedOptimizers(two_optimizers(resumed))
+    again = ChainedOptimizers(two_optimizers(resumed, kind))
     again.load_state_dict(copy.deepcopy(chained.state_dict()))
     for model, optimizer in ((one, chained), (resumed, again)):
         steps(model, optimizer, range(4, 6))

@@ -163,11 +163,6 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def is_short(model: nn.Module) -> bool:
-    """Whether the last layer computes only the tokens that the head reads: the first ones, or masked ones."""
-    return getattr(model, "last_layer_is_short", False)
-
-
 def backbone(model: Any) -> nn.Module:
     """The model without its head: the base model, or its largest child if transformers names no base model."""
     if model.base_model is not model:

@@ -31,10 +31,7 @@ def begin(model):
 
 
 def step(model, average, run):
-    """Change the weights and the averages and counter of batch norm, and average them, as a step does.
-
-    A hook that comes later may update the buffers.
-    """
+    """Change the weights and batch norm's averages and counter, also after hooks know of the update; average them."""
     average.updated(torch.tensor(1.0))
     with torch.no_grad():
         for parameter in model.parameters():

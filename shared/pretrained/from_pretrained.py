@@ -13,11 +13,8 @@ from shared.extras.hub import FLAG, require_model
 from shared.models.transformers_models import without_reports
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
-POOLINGS = {  # model_type of the classifiers of transformers with a choice of pooling: their names for "cls" and "mean"
-    "modernbert": {"cls": "cls", "mean": "mean"},
-    "eurobert": {"cls": "bos", "mean": "mean"},
-    "ultrabert": {"cls": "cls", "mean": "mean"},
-}
+# model_type of the classifiers of transformers with a choice of pooling: their name for "cls"; "mean" is "mean" in all.
+POOLINGS = {"modernbert": "cls", "eurobert": "bos", "ultrabert": "cls"}
 
 
 def load_pretrained(auto_class: str, name: str, revision: str | None = None, flag: str = FLAG, **kwargs: Any) -> Any:
@@ -116,7 +113,7 @@ def pooling_of_head(config: Any) -> dict[str, str]:
             f"--pooling {config.pooling}: {flag} has a classifier without a choice of pooling in transformers: leave "
             f"the flag out, or use a {' or '.join(POOLINGS)}"
         )
-    return {"classifier_pooling": POOLINGS[kind][config.pooling]}
+    return {"classifier_pooling": POOLINGS[kind] if config.pooling == "cls" else config.pooling}
 
 
 def load_classifier(

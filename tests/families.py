@@ -97,6 +97,11 @@ def small(kind, auto=None, **more):
     return auto.from_config(config_of(kind, **more)).train()
 
 
+def is_short(model):
+    """Whether the last layer of a model computes only the tokens that the head reads."""
+    return getattr(model, "last_layer_is_short", False)
+
+
 def compiled(model):
     """Whether some layers of a model are compiled."""
     return any(module._compiled_call_impl is not None for module in model.modules())

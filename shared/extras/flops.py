@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from shared.extras.costs import positions_of
 from shared.models.linear_layers import linear
-from shared.models.trainable import is_short
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch
 from shared.plan.draws import Ints
@@ -121,7 +120,7 @@ def attention_flops(model: nn.Module) -> int:
     trained ones. A last layer that computes only the tokens that the head reads is left out.
     """
     config = getattr(model, "config", None)
-    layers = getattr(config, "num_hidden_layers", 0) - is_short(model)
+    layers = getattr(config, "num_hidden_layers", 0) - getattr(model, "last_layer_is_short", False)
     return 4 * PASSES * layers * getattr(config, "hidden_size", 0)
 
 

@@ -228,12 +228,10 @@ class Fsdp(Ddp):
     def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
         """The gathered weights, with one tensor under all names of a tied parameter; FSDP gathers one for each name."""
         weights = super().weights(accelerator, model)
-        first: dict[int, str] = {}
-        names = {
-            name: first.setdefault(id(parameter), name)
-            for name, parameter in accelerator.unwrap_model(model).named_parameters(remove_duplicate=False)
-        }
-        return {name: weights[names.get(name, name)] for name in weights}
+        parameters = dict(accelerator.unwrap_model(model).named_parameters(remove_duplicate=False))
+        keys = {name: id(parameters.get(name, name)) for name in weights}
+        whole = {keys[name]: tensor for name, tensor in weights.items()}
+        return {name: whole[keys[name]] for name in weights}
 
 
 def shard(accelerator: Any, model: nn.Module) -> None:

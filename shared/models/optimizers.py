@@ -108,29 +108,18 @@ class ChainedOptimizers(torch.optim.Optimizer):
         self.optimizers = list(optimizers)
         super().__init__([group for each in optimizers for group in each.param_groups], {})
         of_torch_models.declare_found_inf(self, all(map(of_torch.reads_found_inf, optimizers)))
-        self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of each optimizer; the device skips it if `found_inf` is set, as in fused optimizers."""
-        loss = closure() if closure else None
+        loss, begin = closure() if closure else None, 0
         for each in self.optimizers:
+            end = begin + len(each.param_groups)
+            # `load_state_dict` gives this object another state and other groups.
+            each.state, each.param_groups, begin = self.state, self.param_groups[begin:end], end
             for name in ("grad_scale", "found_inf"):  # set by torch's GradScaler and by `step_if_finite`
                 setattr(each, name, getattr(self, name, None))
             each.step()
         return loss
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """As in the base class, which `load_state_dict` calls with a new state and new groups."""
-        super().__setstate__(state)
-        self._share()
-
-    def _share(self) -> None:
-        """Make the optimizers use the state and the groups of this one."""
-        begin = 0
-        for each in self.optimizers:
-            groups = self.param_groups[begin : begin + len(each.param_groups)]
-            begin += len(groups)
-            each.__setstate__({"state": self.state, "param_groups": groups})
 
 
 # --decay_from

@@ -1,19 +1,18 @@
 """Which parameters of a model train, and the average of them that is evaluated and exported (--ema_decay)."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from shared.compat import of_torch
 from shared.errors import UserError, listed, say
 from shared.monitoring.hooks import Hook
-from shared.plan.batches import MicroBatch, Plan
+from shared.plan.batches import MicroBatch
 from shared.run.warm_up import discarded, without_gradient
 
 PASSES, ROWS = 4, 2  # of the search for parameters that no loss reaches; batch norm needs two samples
@@ -35,7 +34,8 @@ class Frozen(Hook):
         Raises:
             UserError: a pattern names no parameter, or all parameters would be frozen.
         """
-        parameters, flag = dict(model.named_parameters()), f"--freeze {' '.join(self.patterns)}"
+        flag, every = f"--freeze {' '.join(self.patterns)}", [*model.parameters()]
+        parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones under each of their names
         for pattern in self.patterns:
             found = [name for name in parameters if fnmatchcase(f".{name}.", f"*.{pattern}.*")]
             if not found:
@@ -46,67 +46,56 @@ class Frozen(Hook):
                 )
             for name in found:
                 parameters[name].requires_grad_(False)
-        sizes = [p.numel() for p in parameters.values() if not p.requires_grad]
-        if len(sizes) == len(parameters):
+        sizes = [p.numel() for p in every if not p.requires_grad]
+        if len(sizes) == len(every):
             raise UserError(f"{flag} freezes all parameters: leave some to train")
-        total = sum(p.numel() for p in parameters.values())
-        say(f"{flag}: {sum(sizes):,} of {total:,} weights are frozen")
+        say(f"{flag}: {sum(sizes):,} of {sum(p.numel() for p in every):,} weights are frozen")
 
 
 class FreezeUnreached(Hook):
     """Freezes the parameters that the loss does not depend on, such as the unused pooler of a pretrained model.
 
-    Its backward passes also shard the parameters again that FSDP has gathered for earlier forward passes.
+    A parameter that only some batches use (an expert of a mixture) must not be frozen. It is recognized in two ways:
+    other samples use it, or the loss depends on the same parameter of another item in its list of modules.
     """
 
     def placed(self, run: Any, model: nn.Module) -> None:
-        freeze_unreached(run.accelerator, model, run.plan, run.compute_loss)
+        """Freeze the trainable parameters that the loss does not depend on, and print their names.
 
+        The optimizer, which is made later, must not hold them, and DDP waits for the gradient of each parameter that is
+        not frozen. Each process computes the same samples, so all freeze the same; so does a resumed run. The backward
+        passes also shard the parameters again that FSDP has gathered for earlier forward passes.
 
-def freeze_unreached(
-    accelerator: Accelerator, model: nn.Module, plan: Plan, compute_loss: Callable[[MicroBatch], Tensor]
-) -> list[str]:
-    """Freeze the trainable parameters that the loss does not depend on; print and return their names.
+        Raises:
+            UserError: the loss depends on some parameters only for some batches.
+        """
+        samples = np.linspace(0, run.plan.num_samples - 1, min(PASSES * ROWS, run.plan.num_samples)).astype(np.int64)
 
-    Call it on every process, before the optimizer is made (which must not hold them) and before the model is wrapped
-    (DDP waits for the gradient of each parameter that is not frozen). Each process computes the same samples, so all
-    freeze the same; so does a resumed run.
+        def unreached(batch: np.ndarray) -> list[str]:
+            micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch), step_samples=len(batch))
+            with discarded(run.accelerator, model):
+                run.compute_loss(micro_batch).backward()
+                return without_gradient(model)
 
-    A parameter that only some batches use (an expert of a mixture) must not be frozen. It is recognized in two ways:
-    other samples use it, or the loss depends on the same parameter of another item in its list of modules.
-
-    Raises:
-        UserError: the loss depends on some parameters only for some batches.
-    """
-    samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
-
-    def unreached(batch: np.ndarray) -> list[str]:
-        micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch), step_samples=len(batch))
-        with discarded(accelerator, model):
-            compute_loss(micro_batch).backward()
-            return without_gradient(model)
-
-    first, *others = (samples[i : i + ROWS] for i in range(0, len(samples), ROWS))
-    if not (names := unreached(first)):
-        return []
-    varying = {name for batch in others for name in {*names} ^ {*unreached(batch)}}
-    reached = [name for name, p in model.named_parameters() if p.requires_grad and name not in names]
-    twins = {without_index(name) for name in reached}
-    if routed := [
-        name for name in (*reached, *names) if name in varying or (name in names and without_index(name) in twins)
-    ]:
-        raise UserError(
-            f"the loss depends on some parameters only for some batches ({listed(routed)}), as in a mixture of "
-            "experts: such a model cannot be trained exactly on several processes; if the parameters are never used, "
-            "freeze them in build_model (requires_grad_(False))"
-        )
-    parameters = dict(model.named_parameters())
-    for name in names:
-        parameters[name].requires_grad_(False)
-    accelerator.print(
-        f"frozen, because the loss does not depend on them: {listed(list(dict.fromkeys(map(without_index, names))))}"
-    )
-    return names
+        first, *others = (samples[i : i + ROWS] for i in range(0, len(samples), ROWS))
+        if not (names := unreached(first)):
+            return
+        varying = {name for batch in others for name in {*names} ^ {*unreached(batch)}}
+        reached = [name for name, p in model.named_parameters() if p.requires_grad and name not in names]
+        twins = {without_index(name) for name in reached}
+        if routed := [
+            name for name in (*reached, *names) if name in varying or (name in names and without_index(name) in twins)
+        ]:
+            raise UserError(
+                f"the loss depends on some parameters only for some batches ({listed(routed)}), as in a mixture of "
+                "experts: such a model cannot be trained exactly on several processes; if the parameters are never "
+                "used, freeze them in build_model (requires_grad_(False))"
+            )
+        parameters = dict(model.named_parameters())
+        for name in names:
+            parameters[name].requires_grad_(False)
+        several = list(dict.fromkeys(map(without_index, names)))
+        run.accelerator.print(f"frozen, because the loss does not depend on them: {listed(several)}")
 
 
 def without_index(name: str) -> str:
@@ -136,7 +125,7 @@ class WeightAverage(Hook):
         self.averages, self.evaluate, run.evaluate = [*average.buffers()], run.evaluate, self.evaluate_average
         run.accelerator.register_for_checkpointing(average)
 
-    def updated(self, grad_norm: Tensor) -> None:
+    def step_ended(self) -> None:  # every hook, such as `BatchNorm`, has been told of the update
         for hook in self.run.hooks:
             hook.weights_are_read()
         if self.run.progress.step:
@@ -172,11 +161,6 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
         else:
             found += repeated_layers(child)
     return found
-
-
-def is_short(model: nn.Module) -> bool:
-    """Whether the last layer computes only the tokens that the head reads: the first ones, or masked ones."""
-    return getattr(model, "last_layer_is_short", False)
 
 
 def backbone(model: Any) -> nn.Module:

@@ -13,11 +13,8 @@ from shared.extras.hub import FLAG, require_model
 from shared.models.transformers_models import without_reports
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
-POOLINGS = {  # model_type of the classifiers of transformers with a choice of pooling: their names for "cls" and "mean"
-    "modernbert": {"cls": "cls", "mean": "mean"},
-    "eurobert": {"cls": "bos", "mean": "mean"},
-    "ultrabert": {"cls": "cls", "mean": "mean"},
-}
+# model_type of the classifiers of transformers with a choice of pooling: their name for "cls"; "mean" is "mean" in all.
+POOLINGS = {"modernbert": "cls", "eurobert": "bos", "ultrabert": "cls"}
 
 
 def load_pretrained(auto_class: str, name: str, revision: str | None = None, flag: str = FLAG, **kwargs: Any) -> Any:
@@ -27,22 +24,42 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, fla
     precision applies to the forward and backward passes only. `flag` is the one that gives the name, for the errors.
 
     Raises:
-        UserError: the model does not exist, cannot be downloaded, or is not of this kind.
+        UserError: the model does not exist, cannot be downloaded, or is not of this kind; or see `require_weights`.
     """
     local_files_only = require_model(name, revision, flag)
     import transformers
 
     if revision is not None:
         kwargs["revision"] = revision
-    if auto_class.startswith("AutoModel"):
-        kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True}
-    given = f"{name} --revision {revision}" if revision else name
-    with about(f"{flag} {given} cannot be loaded by {auto_class}"):
+    with_info, is_model = kwargs.pop("output_loading_info", False), auto_class.startswith("AutoModel")
+    if is_model:
+        kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    given = f"{flag} {name} --revision {revision}" if revision else f"{flag} {name}"
+    with about(f"{given} cannot be loaded by {auto_class}"):
         loaded = getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
-    if isinstance(model, torch.nn.Module):
-        align(model)
-    return loaded
+    if not is_model:
+        return loaded
+    model, found = loaded
+    require_weights(model, found, given)
+    align(model)
+    return (model, found) if with_info else model
+
+
+def require_weights(model: Any, found: dict[str, Any], given: str) -> None:
+    """Check that the files of a model have its weights, in the shapes of its config, except those of its last layer.
+
+    Raises:
+        UserError: the weights have other names or another shape, so that transformers has drawn random ones.
+    """
+    kind, last = type(model).__name__, label_weights(model) if found["mismatched_keys"] else []
+    for key, stored, needed in sorted(found["mismatched_keys"]):
+        if key not in last:
+            raise UserError(
+                f"{given}: {key} is {tuple(stored)} in its files, and {tuple(needed)} by its config.json: correct that"
+            )
+    if not dict(model.named_parameters()).keys() - found["missing_keys"]:
+        others = listed(sorted(found["unexpected_keys"]), 2)
+        raise UserError(f"{given}: its files have no weights of a {kind}, but {others}: rename them")
 
 
 def label_order(name: str, names: tuple[str, ...], revision: str | None = None) -> tuple[str, ...]:
@@ -96,7 +113,7 @@ def pooling_of_head(config: Any) -> dict[str, str]:
             f"--pooling {config.pooling}: {flag} has a classifier without a choice of pooling in transformers: leave "
             f"the flag out, or use a {' or '.join(POOLINGS)}"
         )
-    return {"classifier_pooling": POOLINGS[kind][config.pooling]}
+    return {"classifier_pooling": POOLINGS[kind] if config.pooling == "cls" else config.pooling}
 
 
 def load_classifier(

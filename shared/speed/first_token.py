@@ -121,7 +121,7 @@ def replace_last_layer(
     """Replace the forward pass of the last layer by that of the model's family, if that changes no results.
 
     Without effect on classes of one's own, whose head may read every token, on decoders, and with another attention.
-    `is_short` of the model tells afterwards whether the layer is replaced. `families` has the form of FAMILIES.
+    `last_layer_is_short` of the model tells afterwards whether it is. `families` has the form of FAMILIES.
     """
     config: Any = getattr(model, "config", None)
     known = type(model).__module__.startswith("transformers.models.") and not getattr(config, "is_decoder", False)

@@ -64,7 +64,8 @@ def keep_if_equal(
 def text_batch(config: Any) -> dict[str, Tensor]:
     """Random input_ids and attention_mask [3, length]: rows of different lengths, each with its end-of-sequence token.
 
-    If a model has local attention, the longest row is longer than its window.
+    If a model has local attention, the longest row is longer than its window. The second row has a mask token if the
+    config names one: an ESM scales the embeddings of a row by its share of them.
     """
     window = getattr(config, "sliding_window", None) or 0
     length = LENGTH + (window if window <= WIDEST_WINDOW else 0)
@@ -77,6 +78,8 @@ def text_batch(config: Any) -> dict[str, Tensor]:
     ids = words[drawn].masked_fill(place >= lengths, pad)
     if isinstance(end, int) and end < config.vocab_size:
         ids = ids.masked_fill(place == lengths - 1, end)
+    if (mask := getattr(config, "mask_token_id", None)) is not None and mask < config.vocab_size:
+        ids[1, 1] = mask
     return {"input_ids": ids, "attention_mask": (place < lengths).long()}
 
 

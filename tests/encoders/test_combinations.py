@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import runs
 import torch
-from families import CLASSIFIER, MASKED_LM, NO_DROPOUT, accelerator, compiled
+from families import CLASSIFIER, MASKED_LM, NO_DROPOUT, accelerator, compiled, is_short
 
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import pack_or_pad, unpack_before_head
 from shared.encoders.text_models import adapt_to_device, adapted_layers, add_adapters
-from shared.models.trainable import is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import layers
 from shared.text.tokenized import Padding, Rows

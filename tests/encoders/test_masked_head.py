@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from families import CPU, NO_DROPOUT, accelerator
+from families import CPU, NO_DROPOUT, accelerator, is_short
 from families import MASKED_LM as MLM
 from transformers import AttentionInterface, AutoModelForTokenClassification, BertForMaskedLM
 
@@ -17,7 +17,6 @@ from shared.encoders.attention import padded_attention, use_packed_attention
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing
 from shared.encoders.text_models import adapt_to_device
-from shared.models.trainable import is_short
 from shared.speed import layers
 from shared.text.tokenized import Padding, Rows
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import runs
 import torch
-from families import CLASSIFIER, CPU, FAMILIES, MASKED_LM, accelerator
+from families import CLASSIFIER, CPU, FAMILIES, MASKED_LM, accelerator, is_short
 from torch.nn import functional as F
 
 from shared.encoders.attention import use_packed_attention
 from shared.encoders.packing import Packing, holder_of_layers, pack_or_pad, pad_rows, unpack_before_head
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
-from shared.models.trainable import is_short
 from shared.options.data_options import ModelOptions
 from shared.speed import first_token
 from shared.text.tokenized import Padding
@@ -147,8 +146,7 @@ def padding_of(model, precision="no", length=13, max_length=48):
 
 
 @pytest.mark.parametrize(
-    ("auto", "kind", "sees"),
-    [(CLASSIFIER, "BERT", False), (CLASSIFIER, "FNet", True), (MASKED_LM, "Funnel", True)],
+    ("auto", "kind", "sees"), [(CLASSIFIER, "BERT", False), (CLASSIFIER, "FNet", True), (MASKED_LM, "Funnel", True)]
 )
 def test_a_model_that_sees_padding_gets_rows_of_one_length_with_a_message(auto, kind, sees):
     """tests/models/test_model_families.py has the other families."""

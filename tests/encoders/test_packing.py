@@ -214,11 +214,12 @@ def test_flash_attention_compiles_to_one_kernel_for_each_pass():
 
 @pytest.mark.parametrize(
     ("kind", "packed"),  # an ESM multiplies its embeddings by an attention mask, which it gets in padded rows only
-    [("bert", True), ("eurobert", True), ("esm", True), ("mobilebert", False), ("deberta-v2", False)],
+    [("bert", True), ("eurobert", True), ("esm", True), ("esm 2", False), ("mobilebert", False), ("deberta-v2", False)],
 )
 def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
-    """EuroBERT shares keys among heads. MobileBERT takes our attention, but its tokens also see their neighbours."""
-    model = tiny(kind, num_key_value_heads=1, head_dim=16, intra_bottleneck_size=32)
+    """EuroBERT shares keys among heads; tokens of a MobileBERT see their neighbours, those of an ESM-2 all masks."""
+    more = {"token_dropout": kind == "esm 2", "mask_token_id": 4, "intra_bottleneck_size": 32}
+    model = tiny(kind.split()[0], num_key_value_heads=1, head_dim=16, **more)
     assert packing_is_exact(model) == packed
     assert model.config._attn_implementation in ("sdpa", "eager")
     data = [np.arange(5, 25), np.arange(5, 9)]

@@ -14,9 +14,8 @@ from shared.options.data_options import ModelOptions
 
 
 def test_attention_flops_are_12_times_layers_times_hidden_size():
-    config = type("Config", (), {"num_hidden_layers": 2, "hidden_size": 8})()
     model = torch.nn.Linear(1, 1)
-    model.config = config
+    model.config = SimpleNamespace(num_hidden_layers=2, hidden_size=8)
     assert attention_flops(model) == 12 * 2 * 8
     assert attention_flops(torch.nn.Linear(1, 1)) == 0
 
@@ -25,14 +24,11 @@ def test_convolutions_count_each_output_with_its_kernel():
     model = torch.nn.Conv2d(4, 6, 3, groups=2)
     images = torch.ones(2, 4, 10, 10, requires_grad=True)
     assert count_flops(model, lambda: model(images), is_sequence=False) == 3 * 2 * (6 * 8 * 8) * (4 // 2 * 3 * 3)
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
+    assert not {**model._forward_hooks, **model._forward_pre_hooks}
 
 
-@pytest.mark.parametrize(
-    ("frozen", "saved"),
-    [((), 0), ((0,), 2 * 12), ((1,), 20), ((0, 1), 2 * (12 + 20))],  # times 2 FLOPs and 7 rows
-)
+# `saved` is to be multiplied by 2 FLOPs and 7 rows.
+@pytest.mark.parametrize(("frozen", "saved"), [((), 0), ((0,), 2 * 12), ((1,), 20), ((0, 1), 2 * (12 + 20))])
 def test_frozen_weights_save_products_of_the_backward_pass(frozen, saved):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
     for index in frozen:
@@ -84,13 +80,8 @@ def test_a_slow_device_multiplies_only_once_to_measure_its_peak(monkeypatch):
 
 @pytest.mark.parametrize(
     ("settings", "instructions", "gain", "noted"),
-    [
-        ({}, True, 2.34, True),
-        ({}, True, 1.2, False),
-        ({}, False, 2.34, False),
-        ({"activation_dtype": "bf16"}, True, 2.34, False),
-        ({"peak_tflops": 1.0}, True, 2.34, False),
-    ],
+    [({}, True, 2.34, True), ({}, True, 1.2, False), ({}, False, 2.34, False)]
+    + [(settings, True, 2.34, False) for settings in ({"activation_dtype": "bf16"}, {"peak_tflops": 1.0})],
 )
 def test_the_launch_card_says_what_bf16_would_gain_where_it_gains(monkeypatch, settings, instructions, gain, noted):
     rates = {"no": 1e11, "bf16": gain * 1e11}

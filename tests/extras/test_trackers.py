@@ -118,9 +118,8 @@ def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(nam
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(tmp_path / name)).Reload()
-        assert [(e.step, e.value) for e in events.Scalars("loss")] == [
-            (n, pytest.approx(TRAINING["loss"])) for n in (1, 3)
-        ]
+        losses = [(e.step, e.value) for e in events.Scalars("loss")]
+        assert losses == [(n, pytest.approx(TRAINING["loss"])) for n in (1, 3)]
 
 
 def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(start, accelerator, monkeypatch, capsys):
@@ -158,10 +157,9 @@ def clean_wandb(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     home = tmp_path / "home"
-    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("NETRC", str(home / "netrc"))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(home))
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(home))
+    for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(name, str(home))
     wandb.teardown()
     yield wandb
     wandb.teardown()

@@ -40,9 +40,7 @@ def checkpoint(request, accelerator, tmp_path):
     saver.close()
 
 
-@pytest.mark.parametrize(
-    "checkpoint", [True, False], indirect=True, ids=["in the background", "while the training waits"]
-)
+@pytest.mark.parametrize("checkpoint", [True, False], indirect=True, ids=["in the background", "the training waits"])
 def test_frozen_parameters_are_left_out_and_the_rest_is_loaded(checkpoint, accelerator, tmp_path):
     stored = load_file(checkpoint / "model.safetensors")
     assert set(stored) == {name for name in half_frozen().state_dict() if not name.startswith("0.")}

@@ -26,6 +26,7 @@ def frozen(model):
         (["layer.0"], lambda name: ".layer.0." in name),
         (["layer.[0-1]", "*.bias"], lambda name: ".layer.0." in name or ".layer.1." in name or name.endswith("bias")),
         (["bert"], lambda name: name.startswith("bert.")),
+        (["decoder"], lambda name: ".word_embeddings." in name or name == "cls.predictions.bias"),  # both are tied
     ],
 )
 def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, expected, capsys):

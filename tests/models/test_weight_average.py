@@ -31,12 +31,13 @@ def begin(model):
 
 
 def step(model, average, run):
-    """Change the weights and the averages and counter of batch norm, and average them, as a step does."""
+    """Change the weights and batch norm's averages and counter, also after hooks know of the update; average them."""
+    average.updated(torch.tensor(1.0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * parameter.requires_grad)
         model(torch.randn(4, 3))
-    average.updated(torch.tensor(1.0))
+    average.step_ended()
     run.progress.step += 1
 
 

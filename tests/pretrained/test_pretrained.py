@@ -10,6 +10,7 @@ import pytest
 import runs
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
@@ -115,6 +116,16 @@ def test_an_encoder_without_a_classifier_gets_one_without_a_message_about_labels
     model = load(name, "a", "b")  # as many labels as the placeholders that transformers has for a model without labels
     assert not model.knows_labels
     assert "labels" not in capsys.readouterr().err
+
+
+def test_weights_that_transformers_would_draw_anew_are_refused(tmp_path):
+    name, weights = save(tmp_path)
+    BertConfig(**TINY, max_position_embeddings=600).save_pretrained(tmp_path)
+    differs = "position_embeddings.weight is (512, 8) in its files, and (600, 8) by its config.json: correct that"
+    assert differs in runs.refusal(load, name, "a", "b")
+    save_file({f"module.{key}": value for key, value in weights.items()}, tmp_path / "model.safetensors")
+    none = "its files have no weights of a BertForSequenceClassification, but module.bert.embeddings.LayerNorm"
+    assert none in runs.refusal(load, name, "a", "b")
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
 
     from shared.pretrained import from_pretrained
 
-    asked = []
+    asked, loaded = [], (torch.nn.Linear(1, 1), {"mismatched_keys": (), "missing_keys": ()})
     monkeypatch.setattr(from_pretrained, "require_model", lambda _, revision, __: asked.append(revision))
     for auto in ("AutoTokenizer", "AutoModelForMaskedLM"):
-        found = classmethod(lambda _, name, **given: asked.append(given.get("revision")))
+        found = classmethod(lambda _, name, **given: asked.append(given.get("revision")) or loaded)
         monkeypatch.setattr(getattr(transformers, auto), "from_pretrained", found)
         from_pretrained.load_pretrained(auto, "someone/model", "v2")
         from_pretrained.load_pretrained(auto, "someone/model")

@@ -12,7 +12,7 @@ from torch import nn
 
 from shared.errors import UserError
 from shared.models.batch_norm import BatchNorm
-from shared.models.trainable import freeze_unreached
+from shared.models.trainable import FreezeUnreached
 from shared.optimization.optimizers import parameter_groups
 from shared.plan.batches import Plan
 from shared.run.warm_up import check_loss, run_warm_up_pass
@@ -125,12 +125,14 @@ def test_buffers_that_change_in_each_forward_pass_are_refused_on_several_process
 
 
 def freeze(model, inputs):
-    """Call `freeze_unreached` on a model whose samples are the rows of `inputs`; return the frozen parameters."""
-    plan = Plan(num_samples=len(inputs), seed=0, global_batch_size=4, num_epochs=1)
-    forward = model.forward
+    """Call `FreezeUnreached` on a model whose samples are the rows of `inputs`; return the frozen parameters."""
+    run = SimpleNamespace(plan=Plan(num_samples=len(inputs), seed=0, global_batch_size=4, num_epochs=1))
+    run.accelerator, run.compute_loss = Accelerator(cpu=True), lambda m: model(inputs[m.samples]).logits.sum()
+    forward, trained = model.forward, {name for name, p in model.named_parameters() if p.requires_grad}
     model.forward = lambda x: Output(forward(x))
     try:
-        return freeze_unreached(Accelerator(cpu=True), model, plan, lambda m: model(inputs[m.samples]).logits.sum())
+        FreezeUnreached().placed(run, model)
+        return [name for name, p in model.named_parameters() if name in trained and not p.requires_grad]
     finally:
         model.forward = forward
 

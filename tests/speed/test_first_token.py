@@ -13,6 +13,7 @@ from families import (
     accelerator,
     batch,
     config_of,
+    is_short,
     logits_and_gradients,
     small,
 )
@@ -20,7 +21,6 @@ from transformers import DeiTForImageClassificationWithTeacher
 
 from shared.extras.flops import attention_flops, count_flops
 from shared.images import image_models
-from shared.models.trainable import is_short
 from shared.options.data_options import ModelOptions
 from shared.speed.first_token import FAMILIES, shorten_last_layer
 

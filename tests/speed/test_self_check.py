@@ -5,14 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from families import MASKED_LM, batch, small
+from families import MASKED_LM, batch, is_short, small
 from transformers.integrations import sdpa_attention
 
 from shared.compat import of_transformers
 from shared.encoders import attention, masked_head
 from shared.encoders.attention import ON_CPU, ON_GPU, use_attention
 from shared.encoders.masked_head import predict_only_masked
-from shared.models.trainable import is_short
 from shared.speed import first_token
 from shared.speed.first_token import shorten_last_layer
 from shared.speed.self_check import image_batch, keep_if_equal

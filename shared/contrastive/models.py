@@ -153,7 +153,7 @@ def stored_settings(folder: Path) -> tuple[bool, str, int | None, dict[str, str]
     pooling = read(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
     named = pooling.get("pooling_mode") or [flag for flag in pooling if "pooling_mode" in flag and pooling[flag]]
     stored = "mean" if STATIC in modules else " ".join([named] if isinstance(named, str) else named)
-    stored += " without prompts" * (pooling.get("include_prompt") is False)
+    stored += " without prompts" * (bool(prompts) and pooling.get("include_prompt") is False)
     unlike = sorted(modules.keys() - {kind for _, kind in (*MODULES, *MODULES_OF_STATIC)})
     unlike += [name for name in ("do_lower_case", "default_prompt_name") if (lengths | settings).get(name)]
     if unlike:

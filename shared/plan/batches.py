@@ -236,7 +236,7 @@ class Plan:
 
 
 def evaluation_batches(
-    lengths: NDArray[np.integer],
+    lengths: Ints,
     budget: Budget,
     num_processes: int = 1,
     process_index: int = 0,

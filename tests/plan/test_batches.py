@@ -179,8 +179,7 @@ def test_of_a_billion_samples_only_some_lengths_are_read_to_compare_the_steps():
 def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_samples, at_least, packed):
     lengths.sort(reverse=True)
     max_tokens = lengths[0] + slack
-    budget = Budget(max_tokens, max_samples, packed)
-    starts = cut_points(lengths, budget, budget.count(lengths, at_least))
+    starts = cut_points(lengths, budget := Budget(max_tokens, max_samples, packed), budget.count(lengths, at_least))
     ends = [*starts[1:], len(lengths)]
     assert starts[0] == 0
     assert all(start < end for start, end in zip(starts, ends, strict=True))

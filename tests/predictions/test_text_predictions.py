@@ -220,12 +220,11 @@ def inputs(alone, texts, tmp_path_factory):
         (["twins", "labels.csv"], "config.json: two labels have the name a: rename one"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected):
+def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected, monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # of the recipe that it imports
     places = {"RUN": alone, "MODEL": alone / "model"}
     before = runs.files(alone) | runs.files(inputs)
-    given = [
-        places.get(word) or (inputs / word if "." in word or number == 0 else word) for number, word in enumerate(words)
-    ]
+    given = [places.get(word) or (inputs / word if "." in word or not n else word) for n, word in enumerate(words)]
     assert expected in refusal(predict_file, *given)
     assert runs.files(alone) | runs.files(inputs) == before
 

@@ -32,7 +32,7 @@ from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
-from shared.plan.batches import MicroBatch, Plan
+from shared.plan.batches import MicroBatch
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations
@@ -96,7 +96,7 @@ def main(config: Config) -> dict[str, float]:
         model = adapt_to_device(accelerator, config, model, augmentation.geometry)
         shape = shape_of_run(config, "classification", train.names, train.targets, accelerator.device)
         samples = {"num_samples": len(train), "weights": shape.sample_weights, "repeats": config.repeated_augmentation}
-        plan: Plan = RepeatingPlan.of_run(config, accelerator, **samples)
+        plan = RepeatingPlan.of_run(config, accelerator, **samples)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 

@@ -52,10 +52,10 @@ class Saver:
     `save` returns while parameters and optimizer states are still being copied to memory. The next optimizer step waits
     for this copy, and no other code may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
     thread writes them; at most one save is under way. One process of each machine that keeps checkpoints does this. A
-    checkpoint is written before `save` returns if memory is short, or if no step follows the first save. A save that
-    fails prints a warning, the run continues, and the next save tries again. If that one fails as well, more than an
-    interval of work could be lost: the run waits for its disk, or ends (--failed_saves). `finish` waits for the last
-    save and requires it to succeed.
+    checkpoint is written before `save` returns if memory is short, or if the first save is after the last step of the
+    plan. A save that fails prints a warning, the run continues, and the next save tries again. If that one fails as
+    well, more than an interval of work could be lost: the run waits for its disk, or ends (--failed_saves). `finish`
+    waits for the last save and requires it to succeed.
 
     Raises:
         UserError: a registered object is no module, or see `of_accelerate.prepared`.

@@ -338,9 +338,8 @@ def _write(
                 schema = schema or wider
                 writer = writer or stack.enter_context(pa.ipc.new_file(file, schema))
                 if wider == schema:  # otherwise, only the types are collected
-                    types = [(field.name, field.type, schema.field(field.name).type) for field in block.schema]
-                    unlike = [f"{name} as {type_}, elsewhere {other}" for name, type_, other in types if type_ != other]
-                    with about(f"{source} has {listed(unlike)}: save it with one type, or leave it out"):
+                    unlike = [f"{it.name} as {it.type}" for it in block.schema if it.type != schema.field(it.name).type]
+                    with about(f"{source} has {listed(unlike)}, and other rows have other types: save it with one"):
                         typed = pa.concat_tables([schema.empty_table(), block], promote_options="permissive")
                     writer.write_table(typed)
                 rows += block.num_rows

@@ -128,7 +128,7 @@ def resolve_metrics(config: MetricOptions, kind: str, names: Sequence[str], targ
             metrics.foreign[name], computed = load_foreign(name, metrics, task, one_of, config.trust_remote_code)
         if both := set(computed) & {"loss", *metrics.names}:
             raise UserError(
-                f"--metric_name {' '.join(metrics.asked)}: {min(both)} would be computed twice: name each metric once"
+                f"--metric_name {' '.join(metrics.asked)}: eval_{min(both)} would be computed twice: leave one out"
             )
         metrics.names += computed
     metrics.positive = positive_class(config, kind, names)

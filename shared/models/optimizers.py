@@ -107,6 +107,8 @@ class ChainedOptimizers(torch.optim.Optimizer):
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
         super().__init__([group for each in optimizers for group in each.param_groups], {})
+        for each in optimizers:
+            self.state.update(each.state)  # some begin with one
         of_torch_models.declare_found_inf(self, all(map(of_torch.reads_found_inf, optimizers)))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -125,13 +125,16 @@ class WeightAverage(Hook):
         self.averages, self.evaluate, run.evaluate = [*average.buffers()], run.evaluate, self.evaluate_average
         run.accelerator.register_for_checkpointing(average)
 
-    def step_ended(self) -> None:  # every hook, such as `BatchNorm`, has been told of the update
+    def step_ended(self) -> None:
+        """Add the weights of the step; every hook, such as `BatchNorm`, has been told of the update."""
         for hook in self.run.hooks:
             hook.weights_are_read()
         if self.run.progress.step:
             self.move(self.averages, self.values, None)
         else:
             of_torch.copy(self.averages, self.values)
+        for hook in self.run.hooks:
+            hook.passed("optimizer")
 
     def evaluate_average(self) -> dict[str, float]:
         """The scores of the average."""

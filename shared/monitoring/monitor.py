@@ -46,7 +46,8 @@ class Monitor:
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.accelerator, self.lengths, self.hooks = accelerator, lengths, hooks
-        self.timers = [hook for hook in hooks if type(hook).passed is not Hook.passed]  # several calls per step
+        # Only the hooks that time: they are called several times per step.
+        self.timers = [hook for hook in hooks if type(hook).passed is not Hook.passed]
         self.digest = 0  # of the sample ids fed to the model by this process
         self.fed: list[MicroBatch] = []  # not yet counted
         self.samples = self.tokens = 0  # fed by this process since the last reading

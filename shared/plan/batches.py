@@ -8,7 +8,7 @@ micro-batch, not the cut (see `_count` for the exception). A resumed run asks th
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class Plan:
         self.total_steps = -(-self.total_samples // self.global_batch_size)
 
     @classmethod
-    def of_run(cls, config: Options, accelerator: Any, **data: Any) -> "Plan":
+    def of_run(cls, config: Options, accelerator: Any, **data: Any) -> Self:
         """The plan of a recipe's config for this process; `TrainingRun.prepare` settles `equal_counts`.
 
         `data` are the arguments of `Plan` on the samples: `lengths` or `num_samples`, and what else is known of them.

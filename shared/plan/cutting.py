@@ -52,7 +52,7 @@ class Budget:
 
 
 def cut_points(lengths: list[int], budget: Budget, count: int) -> list[int]:
-    """The cut into micro-batches of even cost; `count`, their number, is one of `budget.count` or more."""
+    """The cut into micro-batches of even cost; `count`, their number, is at least `budget.count`."""
     rows, area = len(lengths), budget.area(lengths)
     if lengths[0] == lengths[-1]:
         return [piece * rows // count for piece in range(count)]

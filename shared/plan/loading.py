@@ -111,7 +111,7 @@ def feed(
 ) -> Generator[tuple[MicroBatch, Any]]:
     """Read, collate and move to `device` the samples of each micro-batch of `schedule`, in its order.
 
-    The workers end with the generator. For their number, see `Loader`.
+    The workers end with the generator. `num_workers` None: see `Loader`.
     """
     if num_workers is None:
         num_workers = 0 if device.type == "cpu" else 2
@@ -156,7 +156,8 @@ class _Reader:
 
     def __init__(self, dataset: Dataset, collate_fn: Callable[[list[Any]], Any], seed: int) -> None:
         self.dataset, self.collate_fn, self.seed = dataset, collate_fn, seed
-        self.draws_random, self.collating_draws = (getattr(it, "draws_random", True) for it in (dataset, collate_fn))
+        self.draws_random = getattr(dataset, "draws_random", True)
+        self.collating_draws = vars(type(collate_fn)).get("draws_random", True)  # a subclass may draw
 
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
         rows = self._read(micro_batch)

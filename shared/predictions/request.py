@@ -129,7 +129,7 @@ class Request:
         return getattr(self.config, TOKENS, None), self.config.per_device_eval_batch_size
 
     def batches(self, lengths: Any, padded: Pad = np.asarray, packed: bool = False) -> list[MicroBatch]:
-        """The forward passes for samples of these lengths, [n] tokens, when `padded`: see `evaluation_batches`."""
+        """The forward passes for samples of these lengths, [n] tokens before `padded`: see `evaluation_batches`."""
         return evaluation_batches(padded(np.asarray(lengths, np.int64)), Budget(*self.limits, packed))
 
     @property

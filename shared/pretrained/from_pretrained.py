@@ -10,6 +10,7 @@ from torch import nn
 
 from shared.errors import UserError, about, listed, say
 from shared.extras.hub import FLAG, require_model
+from shared.models.trainable import backbone, repeated_layers
 from shared.models.transformers_models import without_reports
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
@@ -46,20 +47,26 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, fla
 
 
 def require_weights(model: Any, found: dict[str, Any], given: str) -> None:
-    """Check that the files of a model have its weights, in the shapes of its config, except those of its last layer.
+    """Check that the files of a model have the weights of its layers, in the shapes of its config. A head may be new.
 
     Raises:
         UserError: the weights have other names or another shape, so that transformers has drawn random ones.
     """
-    kind, last = type(model).__name__, label_weights(model) if found["mismatched_keys"] else []
+    last = label_weights(model) if found["mismatched_keys"] else []
+    inside = "" if model.base_model is model else f"{model.base_model_prefix}."
     for key, stored, needed in sorted(found["mismatched_keys"]):
-        if key not in last:
+        if key.startswith(inside) and key not in last:
             raise UserError(
                 f"{given}: {key} is {tuple(stored)} in its files, and {tuple(needed)} by its config.json: correct that"
             )
-    if not dict(model.named_parameters()).keys() - found["missing_keys"]:
-        others = listed(sorted(found["unexpected_keys"]), 2)
-        raise UserError(f"{given}: its files have no weights of a {kind}, but {others}: rename them")
+    parameters, missing = dict(model.named_parameters()), {*found["missing_keys"]}
+    needed_by = repeated_layers(backbone(model)) if parameters.keys() - missing else [model]
+    of_layers = {id(parameter) for layer in needed_by for parameter in layer.parameters()}
+    if lacking := [key for key, parameter in parameters.items() if key in missing and id(parameter) in of_layers]:
+        others = listed(sorted(found["unexpected_keys"]), 2) or "nothing else"
+        raise UserError(
+            f"{given}: its files lack {listed(lacking, 2)}, and have {others}: rename these, or correct its config.json"
+        )
 
 
 def label_order(name: str, names: tuple[str, ...], revision: str | None = None) -> tuple[str, ...]:

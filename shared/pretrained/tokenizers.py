@@ -110,7 +110,10 @@ def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[in
     Raises:
         UserError: it adds special tokens in another way.
     """
-    text = next(filter(tokenizer.tokenize, ("a", *tokenizer.get_vocab())), "a")  # one of another script may drop "a"
+    text = "a"
+    if not tokenizer.tokenize(text):  # one of another script may drop it
+        words = sorted(tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens})
+        text = next(filter(tokenizer.tokenize, words), text)
     bare, whole = tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer(text)["input_ids"]
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:

@@ -172,9 +172,6 @@ def test_a_recipe_that_is_no_file_or_another_file_is_refused(capsys):
         assert runs.refusal(preflight.check_machines, 1, other, []).startswith(f"{other} has no Config, so it is no ")
 
 
-# Launched
-
-
 @pytest.mark.clusters
 def test_processes_that_connect_print_their_setup_and_the_speed_of_communication(texts, tmp_path):
     flags = [*texts, "--global_batch_size", 12, "--output_dir", tmp_path / "run"]

@@ -60,7 +60,7 @@ def test_a_users_own_folder_or_file_can_be_a_metric(own_metric: Path, inside: st
         ("", "", "cannot be computed for classification with 5 labels: Target is mul"),
         ("def _compute", "def _compute(", "parenthesized"),
         ("f1_score(references, predictions)", "[0.5]", "not 'list'"),
-        ('"binary_f1": f1_score(references, predictions)', '"loss": 1.0', "loss would be computed twice"),
+        ('"binary_f1": f1_score(references, predictions)', '"loss": 1.0', "eval_loss would be computed twice"),
         ("import datasets\n", "import datasets\nimport no_such_package\n", "no_such_package"),
     ],
 )

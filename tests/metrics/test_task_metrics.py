@@ -51,7 +51,7 @@ POSITIVE_B = {"positive_label": "b"}
         (["acuracy"], {}, "nor a .py file or a folder NAME with NAME.py here; a metric from the Hub is code"),
         (["f1_of_class"], {"positive_label": "x"}, "one class of the data: use one of a, b"),
         (["accuracy"], POSITIVE_B, "--positive_label b has no effect: no metric of --metric_name accuracy needs it"),
-        (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: accuracy would be computed twice"),
+        (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: eval_accuracy would be computed twice"),
         (["roc_auc"], {"kind": "regression"}, "--metric_name roc_auc does not fit regression: use one of pearson"),
         (["top_5_accuracy"], {"kind": "image_classification", "classes": 5}, "does not fit image_classification with"),
     ],

@@ -24,6 +24,8 @@ def model_of_two_parts():
 
 def two_optimizers(model):
     sgd = make_optimizer(model[0], Options(optim="sgd", learning_rate=RATE))
+    for parameter in model[0].parameters():  # it begins with a state
+        sgd.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
     return torch.optim.AdamW([{"params": [*model[1].parameters()], "lr_scale": 0.5}], lr=RATE, fused=True), sgd
 
 

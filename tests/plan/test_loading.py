@@ -93,6 +93,16 @@ def test_a_dataset_without_random_draws_is_not_seeded_and_a_subclass_that_may_dr
     assert len(seeded) == 46
 
 
+def test_a_collate_function_is_seeded_if_its_own_class_does_not_say_that_it_draws_nothing(monkeypatch):
+    seeded, plan, data = [], plan_of(23), InMemory(torch.zeros(23))
+    still = type("Still", (), {"draws_random": False, "__call__": lambda self, rows: default_collate(rows)})
+    monkeypatch.setattr(loading, "seed_micro_batch", lambda *words: seeded.append(words))
+    for collate in (still(), type("Noisy", (still,), {})()):
+        fed(plan, data, collate_fn=collate, steps=[0])
+    count = len(plan.micro_batches(0))
+    assert len(seeded) == count + 2 * count
+
+
 def test_time_spent_waiting_is_counted():
     loader = Loader(Draws(), plan_of(23), default_collate, CPU)
     list(loader.micro_batches(0))

@@ -123,9 +123,11 @@ def test_weights_that_transformers_would_draw_anew_are_refused(tmp_path):
     BertConfig(**TINY, max_position_embeddings=600).save_pretrained(tmp_path)
     differs = "position_embeddings.weight is (512, 8) in its files, and (600, 8) by its config.json: correct that"
     assert differs in runs.refusal(load, name, "a", "b")
+    BertConfig(**TINY | {"num_hidden_layers": 9}).save_pretrained(tmp_path)
+    assert "lack bert.encoder.layer." in (refused := runs.refusal(load, name, "a", "b"))
+    assert ", and have nothing else: rename" in refused
     save_file({f"module.{key}": value for key, value in weights.items()}, tmp_path / "model.safetensors")
-    none = "its files have no weights of a BertForSequenceClassification, but module.bert.embeddings.LayerNorm"
-    assert none in runs.refusal(load, name, "a", "b")
+    assert " more, and have module.bert.embeddings.LayerNorm" in runs.refusal(load, name, "a", "b")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
 
     from shared.pretrained import from_pretrained
 
-    asked, loaded = [], (torch.nn.Linear(1, 1), {"mismatched_keys": (), "missing_keys": ()})
+    asked, loaded = [], (torch.nn.Linear(1, 1), {})
+    monkeypatch.setattr(from_pretrained, "require_weights", lambda *_: None)
     monkeypatch.setattr(from_pretrained, "require_model", lambda _, revision, __: asked.append(revision))
     for auto in ("AutoTokenizer", "AutoModelForMaskedLM"):
         found = classmethod(lambda _, name, **given: asked.append(given.get("revision")) or loaded)
@@ -55,9 +56,6 @@ def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
         from_pretrained.load_pretrained(auto, "someone/model", "v2")
         from_pretrained.load_pretrained(auto, "someone/model")
     assert asked == ["v2", "v2", None, None] * 2
-
-
-# Unknown words
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "mlm"])
@@ -185,4 +183,5 @@ def test_a_tokenizer_without_padding_and_end_tokens_is_refused(ending, tmp_path)
 def test_special_tokens_are_found_around_a_text_also_if_the_tokenizer_drops_latin_letters():
     backend = Tokenizer(models.BPE({"[CLS]": 0, "[SEP]": 1, "中": 2}, []))
     backend.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
-    assert special_tokens_around(PreTrainedTokenizerFast(tokenizer_object=backend)) == ([0], [1])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]")
+    assert all(special_tokens_around(tokenizer) == ([0], [1]) for _ in range(50)), "a vocabulary has no order"

@@ -282,9 +282,6 @@ def test_the_mlm_evaluation_equals_that_of_its_pieces_one_at_a_time(mlm, configs
         assert found["eval_perplexity"] == pytest.approx(losses.mean().exp().item(), rel=1e-4)
 
 
-# Embeddings
-
-
 def test_the_gradient_of_an_embeddings_step_equals_that_of_one_pass_over_the_full_batch(configs, outputs):
     recipe = runs.load_recipe("embeddings")
     config, train, _, tokenizer = runs.prepared(recipe, configs["embeddings"]["gradient"])

@@ -81,9 +81,6 @@ def test_the_corpus_has_the_tokens_of_the_documents_in_their_order_and_is_made_o
     assert corpus.digest == "9cbf5f22889a7fc833f2c4577544ea94", "as in all versions"
 
 
-# Tokens
-
-
 def test_a_written_mask_token_stays_text_and_documents_without_text_are_skipped(capsys):
     texts = ["The first text.", "", "   ", "Ünïcode — and [MASK] it is."]
     tokenizer = train_tokenizer(pa.table({"text": [text for text in texts if text.strip()]}), ("text",), "bpe", 400, 32)

@@ -244,9 +244,6 @@ def test_an_index_cannot_name_a_file_outside_its_folder(folder):
         assert "names ../../outside, a file outside its folder" in refusal(server.url)
 
 
-# The cache
-
-
 def test_a_cache_without_effect_or_without_room_is_refused(folder, monkeypatch):
     assert refusal(folder, 4.0) == f"--cache_gb 4 has no effect on --prepared_data {folder}, a folder here: remove it"
     with RangeServer(folder) as server:

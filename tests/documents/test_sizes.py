@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (36, 6_200),
-    "nlp": (80, 14_310),
-    "mlm": (80, 14_300),
-    "token_classification": (79, 14_250),
+    "diabetes": (36, 6_195),
+    "nlp": (80, 14_300),
+    "mlm": (80, 14_260),
+    "token_classification": (79, 14_240),
     "embeddings": (81, 14_370),
-    "image_classification": (83, 14_680),
+    "image_classification": (83, 14_645),
 }
 
 

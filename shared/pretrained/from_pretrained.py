@@ -52,10 +52,11 @@ def require_weights(model: Any, found: dict[str, Any], given: str) -> None:
     Raises:
         UserError: the weights have other names or another shape, so that transformers has drawn random ones.
     """
-    last = label_weights(model) if found["mismatched_keys"] else []
     inside = "" if model.base_model is model else f"{model.base_model_prefix}."
-    for key, stored, needed in sorted(found["mismatched_keys"]):
-        if key.startswith(inside) and key not in last:
+    differing = sorted(each for each in found["mismatched_keys"] if each[0].startswith(inside))
+    last = label_weights(model) if differing else []
+    for key, stored, needed in differing:
+        if key not in last:
             raise UserError(
                 f"{given}: {key} is {tuple(stored)} in its files, and {tuple(needed)} by its config.json: correct that"
             )

@@ -98,7 +98,7 @@ def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache)
 def test_a_limit_keeps_some_images_of_each_part_and_incomplete_rows_are_skipped_on_request(tmp_path):
     file = tables(tmp_path, rows=20)
     rows = pyarrow.parquet.ParquetFile(file).read().to_pylist()
-    rows[3]["image"], rows[4]["label"] = dict.fromkeys(rows[3]["image"]), None
+    rows[3]["image"], rows[2]["image"], rows[4]["label"] = dict.fromkeys(rows[3]["image"]), None, None
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), file)
     with pytest.raises(UserError, match=r"row 5 of .* no label in label: fill it in, or skip such rows"):
         load_images(config(train_file=file), EIGHT)

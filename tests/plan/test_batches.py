@@ -347,9 +347,6 @@ def test_rows_are_chosen_and_held_out_with_at_most_a_byte_for_each_of_them(tmp_p
     assert held_out.sum() == pytest.approx(count / 10, abs=2)
 
 
-# Repeated augmentation: a step has each image several times
-
-
 @given(*(st.integers(1, most) for most in (5, 40, 30, 3, 8, 99)))
 def test_every_pass_has_each_sample_in_each_of_its_epochs_once(repeats, count, batch, passes, rows, seed):
     settings = {"num_samples": count, "global_batch_size": batch, "num_epochs": passes * repeats, "seed": seed}

@@ -367,10 +367,12 @@ def test_a_mirror_that_cannot_be_used_is_one_line(start, monkeypatch):
             monkeypatch.setenv(name, value)
         start(url="s3://bucket/run").save(1)
         assert "does not list what is written there" in refusal(start, "new", url="s3://bucket//run")
-        assert f"/run {check}: The specified bucket does not exist" in refusal(start, "new", url="s3://nowhere/run")
+        nowhere = f"--mirror_checkpoints s3://nowhere/run {check}: The specified bucket does not exist"
+        assert refusal(start, "new", url="s3://nowhere/run") == nowhere
         for method in ("PUT", "POST", "GET"):
             denied[:] = [method]
-            assert f"/run {check}: AccessDenied" in refusal(start, "new", url="s3://bucket/run")
+            problem = refusal(start, "new", url="s3://bucket/run")
+            assert problem == f"--mirror_checkpoints s3://bucket/run {check}: AccessDenied"
 
 
 def test_credentials_that_expire_are_read_again(start, monkeypatch, tmp_path):

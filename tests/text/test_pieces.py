@@ -94,8 +94,10 @@ def test_other_settings_have_other_pieces(folder):
 def test_a_million_documents_are_cut_in_little_memory(folder):
     corpus = write(folder, np.full(1_000_000, 3), "many")
     tracemalloc.start()
-    found = MaskedDocuments(corpus, corpus.documents("here"), 4, ([2], [3]), MASKING, 0)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    try:
+        found = MaskedDocuments(corpus, corpus.documents("here"), 4, ([2], [3]), MASKING, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert len(found) == 2_000_000
     assert peak < 60 << 20  # the arrays themselves take 32 MB on disk

@@ -19,7 +19,7 @@ from shared.contrastive.models import static_tokenizer
 from shared.datasets.label_columns import FLAG as LABEL_FLAG
 from shared.datasets.label_columns import numbers_in
 from shared.datasets.readers import is_list
-from shared.datasets.rows import ROW_COLUMN, column_of, converted, source_of, where
+from shared.datasets.rows import ROW_COLUMN, column_of, converted, refuse_missing, source_of, where
 from shared.datasets.tables import read_file, read_parts, skip_incomplete, split
 from shared.demo_data import pairs
 from shared.encoders.packing import Packing, pack_or_pad, unpack_before_head
@@ -121,12 +121,13 @@ def texts_in(table: pa.Table, column: str) -> tuple[pa.Table, list[str]]:
     A column of texts is left in its table.
 
     Raises:
-        UserError: there is no such column, or a row has another number of texts than the first.
+        UserError: there is no such column, or a row has no texts or another number of texts than the first.
     """
     cells = column_of(table, column, FLAG)
     if not is_list(cells.type):
         return table, [column]
-    counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
+    refuse_missing(table, column, cells.is_null(), what="text")
+    counts = np.asarray(pc.list_value_length(cells))
     size = int(counts[0])
     if len(others := np.flatnonzero((counts != size) | (counts == 0))):
         raise UserError(

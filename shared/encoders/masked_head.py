@@ -136,17 +136,8 @@ def modernbert_layer(
     query, key, value = own.Wqkv(layer.attn_norm(hidden_states)).unflatten(-1, (3, -1, own.head_dim)).unbind(-3)
     query = rotated(kept_tokens(query, documents), *(kept_tokens(each, documents) for each in position_embeddings))
     key = rotated(key, *position_embeddings)
-    attended = attend(
-        own,
-        query,
-        key,
-        value,
-        attention_mask,
-        documents,
-        dropout=own.attention_dropout,
-        scaling=own.head_dim**-0.5,
-        sliding_window=own.sliding_window,
-    )
+    how = {"dropout": own.attention_dropout, "scaling": own.head_dim**-0.5, "sliding_window": own.sliding_window}
+    attended = attend(own, query, key, value, attention_mask, documents, **how)
     hidden = kept_tokens(hidden_states, documents) + own.out_drop(own.Wo(attended))
     return hidden + layer.mlp(layer.mlp_norm(hidden))
 

@@ -91,9 +91,8 @@ class FreezeUnreached(Hook):
                 "experts: such a model cannot be trained exactly on several processes; if the parameters are never "
                 "used, freeze them in build_model (requires_grad_(False))"
             )
-        parameters = dict(model.named_parameters())
         for name in names:
-            parameters[name].requires_grad_(False)
+            model.get_parameter(name).requires_grad_(False)
         several = list(dict.fromkeys(map(without_index, names)))
         run.accelerator.print(f"frozen, because the loss does not depend on them: {listed(several)}")
 
@@ -159,10 +158,10 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
     for child in model.children():
         layers = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
-        if len(layers) > 1 and len({type(layer) for layer in layers}) == 1:
-            found += layers
-        else:
-            found += repeated_layers(child)
+        if {*map(type, layers)} == {nn.ModuleList}:  # lists of layers, such as the stages of a PVT, or of other parts
+            inside = [each for layer in layers for each in layer.children()]
+            layers = inside if len({*map(type, inside)}) == 1 else layers
+        found += layers if len(layers) > 1 and len({*map(type, layers)}) == 1 else repeated_layers(child)
     return found
 
 

@@ -155,7 +155,8 @@ def test_prompts_lengths_and_lists_give_the_tokens_of_the_texts_written_out(data
     ("others", "changes", "message"),
     [
         ([["a", "b"], ["a"]], {}, "row 2 of .*lists.jsonl has 1 texts in other, and the first row has 2: give"),
-        ([["a"], None], {}, "row 2 of .* has 0 texts in other, and the first row has 1"),
+        ([["a"], []], {}, "row 2 of .* has 0 texts in other, and the first row has 1"),
+        ([None, ["a"]], {}, "row 1 of .* has no text in other: fill it in, or skip such rows with --skip_incomplete_"),
         ([[], []], {}, "row 1 of .* has 0 texts in other"),
         ([["a", "b"], ["a", " "]], {"prompts": ("", "", "x ")}, "row 2 of .* has no text in other 2: fill it in"),
         ([[1], [2]], {}, "--text_column_names other 1: this column of .* contains int64, not text"),

@@ -43,14 +43,16 @@ def test_each_repeated_layer_is_a_unit_and_tied_weights_are_in_none(name):
     assert not {id(p) for p in tied} & inside
 
 
-def test_layers_that_share_a_parameter_have_none_or_have_no_forward_are_not_units():
+def test_layers_that_share_a_parameter_have_none_or_have_no_forward_are_not_units_and_those_of_stages_are():
     shared = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
     shared[0].weight = shared[1].weight
     assert units(nn.ModuleDict({"layers": shared})) == [shared[2]]
     assert units(nn.Sequential(nn.Tanh(), nn.Tanh())) == []
     assert units(nn.Linear(2, 2)) == []
-    lists = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2)]) for _ in range(2))
+    lists = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.Tanh()]) for _ in range(2))
     assert units(nn.ModuleDict({"layers": lists})) == []
+    stages = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2)]) for _ in range(2))
+    assert units(nn.ModuleDict({"stages": stages})) == [stages[0][0], stages[1][0]]
 
 
 def test_a_layer_with_two_names_for_one_parameter_is_a_unit():

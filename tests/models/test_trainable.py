@@ -15,10 +15,6 @@ def new():
     return small("bert", MASKED_LM)  # of three layers
 
 
-def frozen(model):
-    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-
-
 @pytest.mark.parametrize(
     ("patterns", "expected"),
     [
@@ -32,7 +28,8 @@ def frozen(model):
 def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, expected, capsys):
     model = new()
     Frozen(patterns).given(None, model)
-    assert frozen(model) == {name for name, _ in model.named_parameters() if expected(name)} != set()
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if expected(name)} != set()
     count = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     assert f"--freeze {' '.join(patterns)}: {count:,} of " in capsys.readouterr().err
 

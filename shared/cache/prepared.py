@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections import Counter
@@ -69,26 +70,33 @@ def _build(folder: Path, build: Callable[[Path], object]) -> None:
     """Build a folder, whose lock this process holds, unless it is complete."""
     if is_complete(folder):
         return
+    of_this_machine = f"{folder.name}.partial-{socket.gethostname()}-"
     if folder.exists():
         print(f"{folder} is damaged or from an older version: building it again", file=sys.stderr)
-        folder.rename(f"{folder}.partial-{os.getpid()}")  # a process that has mapped its files keeps its mapping
-    for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):
-        shutil.rmtree(killed, ignore_errors=True)
-    partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
+        # A process that has mapped its files keeps its mapping.
+        folder.rename(folder.with_name(f"{of_this_machine}{os.getpid()}"))
+    _remove(folder.parent, of_this_machine)
+    partial = Path(tempfile.mkdtemp(prefix=of_this_machine, dir=folder.parent))
     try:
         build(partial)
         (partial / RECORD).write_text(json.dumps(fingerprints(partial)))
         usual_permissions(partial)
         for path in (*partial.rglob("*"), partial):
             sync(path)
-        try:
-            partial.rename(folder)
-        except OSError:  # the machines' locks are separate, and another machine was faster
-            if not is_complete(folder):
-                raise
+        partial.rename(folder)
         sync(folder.parent)
+    except OSError:  # the machines' locks may be separate: another one was faster, and has removed `partial`
+        if not is_complete(folder):
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    _remove(folder.parent, f"{folder.name}.partial-")
+
+
+def _remove(parent: Path, prefix: str) -> None:
+    """Remove the folders in `parent` whose names begin with `prefix`: those of killed builds."""
+    for killed in parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(killed, ignore_errors=True)
 
 
 @contextmanager

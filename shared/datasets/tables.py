@@ -294,5 +294,5 @@ def _to_table(dataset: Any, source: str) -> pa.Table:
     table = named(dataset.with_format("arrow")[:], source)
     # The digest is that of the files' states, because reading all bytes of a data set takes long.
     states = [rows.state_of(Path(file["filename"])) for file in dataset.cache_files]
-    content = rows.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
+    content = rows.FORMAT, states, str(dataset.features), str(dataset.split)
     return rows.of_content(table, key_digest(*content)) if states else table

@@ -150,9 +150,12 @@ def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_pat
 
 def test_a_saved_data_set_that_is_written_again_has_another_content(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "IN_MEMORY", -1)
-    folder = save(tmp_path / "saved", [0, 1] * 9)
+    folder = save(tmp_path / "saved", [0, 1] * 9, label=datasets.ClassLabel(names=["a", "b"]))
     first = read_saved(folder)["train"]
     assert content_of(read_saved(folder)["train"]) == content_of(first)
+    described = tmp_path / "saved/dataset_info.json"
+    described.write_text(described.read_text().replace('"b"', '"c"'))  # the numbers of the rows get other names
+    assert content_of(read_saved(folder)["train"]) != content_of(first)
     save(tmp_path / "other", [1, 0] * 9)
     (tmp_path / "saved").rename(tmp_path / "before")
     (tmp_path / "other").rename(tmp_path / "saved")

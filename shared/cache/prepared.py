@@ -23,7 +23,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from shared.disk import sync, usual_permissions
+from shared.disk import remove_unfinished, sync, usual_permissions
 from shared.errors import UserError
 
 RECORD = "complete.json"  # the `fingerprints` of the folder when it was built
@@ -73,9 +73,8 @@ def _build(folder: Path, build: Callable[[Path], object]) -> None:
     of_this_machine = f"{folder.name}.partial-{socket.gethostname()}-"
     if folder.exists():
         print(f"{folder} is damaged or from an older version: building it again", file=sys.stderr)
-        # A process that has mapped its files keeps its mapping.
-        folder.rename(folder.with_name(f"{of_this_machine}{os.getpid()}"))
-    _remove(folder.parent, of_this_machine)
+        folder.rename(folder.with_name(f"{of_this_machine}{os.getpid()}"))  # mapped files stay readable
+    remove_unfinished(folder.parent, f"{glob.escape(of_this_machine)}*")
     partial = Path(tempfile.mkdtemp(prefix=of_this_machine, dir=folder.parent))
     try:
         build(partial)
@@ -90,13 +89,7 @@ def _build(folder: Path, build: Callable[[Path], object]) -> None:
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    _remove(folder.parent, f"{folder.name}.partial-")
-
-
-def _remove(parent: Path, prefix: str) -> None:
-    """Remove the folders in `parent` whose names begin with `prefix`: those of killed builds."""
-    for killed in parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(killed, ignore_errors=True)
+    remove_unfinished(folder.parent, f"{glob.escape(folder.name)}.partial-*")
 
 
 @contextmanager

@@ -24,9 +24,8 @@ def write(path, labels, columns="label"):
     """Write a file of numbered texts with these labels, in a CSV file in one or several columns."""
     texts = [f"text {i}" for i in range(len(labels))]
     if path.suffix == ".csv":
-        path.write_text(
-            f"text,{columns}\n" + "".join(f"{row},{label}\n" for row, label in zip(texts, labels, strict=True))
-        )
+        lines = [f"{text},{label}\n" for text, label in zip(texts, labels, strict=True)]
+        path.write_text("".join([f"text,{columns}\n", *lines]))
     elif path.suffix == ".parquet":
         pq.write_table(pa.table({"text": texts, "label": labels}), path, row_group_size=10)
     else:
@@ -62,7 +61,6 @@ def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path,
 
 
 # Splits and labels
-
 
 RANDOM = np.random.default_rng(0)
 

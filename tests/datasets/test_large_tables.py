@@ -63,18 +63,14 @@ def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path,
 # Splits and labels
 
 RANDOM = np.random.default_rng(0)
+FEW = {"max_train_samples": 9, "max_eval_samples": 3}
 
 
 @pytest.mark.parametrize(
     ("name", "labels", "settings", "error"),
     [
         ("a.csv", RANDOM.choice(["a", "b", "c d"], ROWS).tolist(), {}, None),
-        (
-            "a.csv",
-            RANDOM.choice(["01", "1", "2"], ROWS).tolist(),
-            {"max_train_samples": 9, "max_eval_samples": 3},
-            None,
-        ),
+        ("a.csv", RANDOM.choice(["01", "1", "2"], ROWS).tolist(), FEW, None),
         ("a.csv", RANDOM.random(ROWS).round(2).tolist(), {}, None),
         ("a.csv", RANDOM.integers(0, 5, ROWS).tolist(), {"problem_type": "regression"}, None),
         ("a.csv", [0.5] * 20 + [""] * 20 + [1.5] * 20, {"skip_incomplete_rows": True}, None),

@@ -50,9 +50,9 @@ def replace_file(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path, pattern: str = "*.partial-*") -> None:
     """Remove the files and folders NAME.partial-* directly in `folder`, whose writing was killed."""
-    for partial in folder.glob("*.partial-*"):
+    for partial in folder.glob(pattern):
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)
         else:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections import Counter
@@ -22,7 +23,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from shared.disk import sync, usual_permissions
+from shared.disk import remove_unfinished, sync, usual_permissions
 from shared.errors import UserError
 
 RECORD = "complete.json"  # the `fingerprints` of the folder when it was built
@@ -69,26 +70,26 @@ def _build(folder: Path, build: Callable[[Path], object]) -> None:
     """Build a folder, whose lock this process holds, unless it is complete."""
     if is_complete(folder):
         return
+    of_this_machine = f"{folder.name}.partial-{socket.gethostname()}-"
     if folder.exists():
         print(f"{folder} is damaged or from an older version: building it again", file=sys.stderr)
-        folder.rename(f"{folder}.partial-{os.getpid()}")  # a process that has mapped its files keeps its mapping
-    for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):
-        shutil.rmtree(killed, ignore_errors=True)
-    partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
+        folder.rename(folder.with_name(f"{of_this_machine}{os.getpid()}"))  # mapped files stay readable
+    remove_unfinished(folder.parent, f"{glob.escape(of_this_machine)}*")
+    partial = Path(tempfile.mkdtemp(prefix=of_this_machine, dir=folder.parent))
     try:
         build(partial)
         (partial / RECORD).write_text(json.dumps(fingerprints(partial)))
         usual_permissions(partial)
         for path in (*partial.rglob("*"), partial):
             sync(path)
-        try:
-            partial.rename(folder)
-        except OSError:  # the machines' locks are separate, and another machine was faster
-            if not is_complete(folder):
-                raise
+        partial.rename(folder)
         sync(folder.parent)
+    except OSError:  # the machines' locks may be separate: another one was faster, and has removed `partial`
+        if not is_complete(folder):
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    remove_unfinished(folder.parent, f"{glob.escape(folder.name)}.partial-*")
 
 
 @contextmanager

@@ -68,8 +68,8 @@ def read_parts(
         tables[0] = decided(tables[0], label_columns[0], problem_type)
         tables[1:] = [decided(table, label_columns[0], problem_type, like=tables[0]) for table in tables[1:]]
     if config.skip_incomplete_rows:
-        needed = [(*columns, *only_in_training, *label_columns), (*columns, *label_columns)]
-        tables = [skip_incomplete(table, names) for table, names in zip(tables, needed, strict=False)]
+        needed = (*columns, *only_in_training), columns
+        tables = [skip_incomplete(table, names, label_columns) for table, names in zip(tables, needed, strict=False)]
     return tables
 
 
@@ -105,16 +105,16 @@ def _smallest(count: int, most: int, *words: int) -> rows.Chosen:
     return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest()
 
 
-def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """`table` without the rows that have no value in one of the columns; prints how many are skipped.
+def skip_incomplete(table: pa.Table, columns: Sequence[str], label_columns: Sequence[str] = ()) -> pa.Table:
+    """`table` without the rows that lack a value in one of those columns that exist; prints how many are skipped.
 
     Raises:
         UserError: no row is left.
     """
-    there = [name for name in columns if name in table.column_names]  # missing columns raise an error elsewhere
+    there = {name: name in label_columns for name in (*columns, *label_columns) if name in table.column_names}
 
     def complete(_: int, block: pa.Table) -> np.ndarray:
-        return ~np.any([missing(block, name) for name in there], axis=0)
+        return ~np.any([missing(block, name, of_labels) for name, of_labels in there.items()], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
     kept = rows.filtered(table, complete, "complete, also in lists and structs", there, readings) if there else table
@@ -294,5 +294,5 @@ def _to_table(dataset: Any, source: str) -> pa.Table:
     table = named(dataset.with_format("arrow")[:], source)
     # The digest is that of the files' states, because reading all bytes of a data set takes long.
     states = [rows.state_of(Path(file["filename"])) for file in dataset.cache_files]
-    content = rows.FORMAT, states, str(table.schema.remove_metadata()), str(dataset.split)
+    content = rows.FORMAT, states, str(dataset.features), str(dataset.split)
     return rows.of_content(table, key_digest(*content)) if states else table

@@ -29,7 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 RETRIED = {408, 425, 429}  # HTTP statuses of the client's errors that pass
 STAYING = (
-    UserError,
     FileNotFoundError,
     PermissionError,
     IsADirectoryError,

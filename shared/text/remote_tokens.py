@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shared.cache.prepared import ranges, read_array
-from shared.disk import remedy
+from shared.disk import NO_SPACE, remedy
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch
 from shared.plan.draws import Ints
@@ -52,7 +52,7 @@ def reserve(file: Path, size: int, flag: str) -> None:
                 opened.truncate(size)
             os.posix_fallocate(opened.fileno(), 0, size)
     except OSError as error:
-        if before < size and file.exists():
+        if before < size and file.exists() and error.errno in NO_SPACE:
             os.truncate(file, before)
         raise UserError(
             f"{flag}: {file.parent} has no room for {size / 1e9:,.3g} GB ({error.strerror or error}): lower it, "

@@ -1,6 +1,8 @@
 """Damaged prepared data is rebuilt, with one message, after any kind of damage."""
 
 import contextlib
+import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,15 +86,6 @@ def test_files_of_a_killed_build_are_removed_and_a_build_is_synced_before_it_get
 
 
 def test_without_locks_between_machines_the_first_to_finish_wins(monkeypatch):
-    class NoLock:
-        """A lock of a file system that does not know those of other machines."""
-
-        def __init__(self, _):
-            pass
-
-        def acquire(self, blocking):
-            return contextlib.nullcontext()
-
     calls = []
 
     def build(folder):
@@ -101,8 +94,9 @@ def test_without_locks_between_machines_the_first_to_finish_wins(monkeypatch):
             prepared.build_once("x", build)
         (folder / "a").write_text("content")
 
-    monkeypatch.setattr(prepared, "FileLock", NoLock)
-    monkeypatch.setattr(prepared.glob, "escape", lambda _: "none")  # the files of a killed build
+    no_lock = SimpleNamespace(acquire=lambda blocking: contextlib.nullcontext())  # of other machines
+    monkeypatch.setattr(prepared, "FileLock", lambda _: no_lock)
+    monkeypatch.setattr(socket, "gethostname", lambda: f"machine{len(calls)}")
     assert (prepared.build_once("x", build) / "a").read_text() == "content"
     assert len(calls) == 2
     assert [path.name for path in prepared.cache_dir().iterdir()] == ["x"]

@@ -60,6 +60,7 @@ OTHER_TYPES += [pa.list_(type_) for type_ in OTHER_TYPES]
         [0.5, 1.0, float("nan")],
         [["a"], ["b"], None],
         [["a"], ["b"], ["a", None]],
+        [["a"], ["b"], ["a", ""]],
     ],
 )
 def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):

@@ -24,9 +24,8 @@ def write(path, labels, columns="label"):
     """Write a file of numbered texts with these labels, in a CSV file in one or several columns."""
     texts = [f"text {i}" for i in range(len(labels))]
     if path.suffix == ".csv":
-        path.write_text(
-            f"text,{columns}\n" + "".join(f"{row},{label}\n" for row, label in zip(texts, labels, strict=True))
-        )
+        lines = [f"{text},{label}\n" for text, label in zip(texts, labels, strict=True)]
+        path.write_text("".join([f"text,{columns}\n", *lines]))
     elif path.suffix == ".parquet":
         pq.write_table(pa.table({"text": texts, "label": labels}), path, row_group_size=10)
     else:
@@ -63,20 +62,15 @@ def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path,
 
 # Splits and labels
 
-
 RANDOM = np.random.default_rng(0)
+FEW = {"max_train_samples": 9, "max_eval_samples": 3}
 
 
 @pytest.mark.parametrize(
     ("name", "labels", "settings", "error"),
     [
         ("a.csv", RANDOM.choice(["a", "b", "c d"], ROWS).tolist(), {}, None),
-        (
-            "a.csv",
-            RANDOM.choice(["01", "1", "2"], ROWS).tolist(),
-            {"max_train_samples": 9, "max_eval_samples": 3},
-            None,
-        ),
+        ("a.csv", RANDOM.choice(["01", "1", "2"], ROWS).tolist(), FEW, None),
         ("a.csv", RANDOM.random(ROWS).round(2).tolist(), {}, None),
         ("a.csv", RANDOM.integers(0, 5, ROWS).tolist(), {"problem_type": "regression"}, None),
         ("a.csv", [0.5] * 20 + [""] * 20 + [1.5] * 20, {"skip_incomplete_rows": True}, None),
@@ -150,9 +144,12 @@ def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_pat
 
 def test_a_saved_data_set_that_is_written_again_has_another_content(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "IN_MEMORY", -1)
-    folder = save(tmp_path / "saved", [0, 1] * 9)
+    folder = save(tmp_path / "saved", [0, 1] * 9, label=datasets.ClassLabel(names=["a", "b"]))
     first = read_saved(folder)["train"]
     assert content_of(read_saved(folder)["train"]) == content_of(first)
+    described = tmp_path / "saved/dataset_info.json"
+    described.write_text(described.read_text().replace('"b"', '"c"'))  # the numbers of the rows get other names
+    assert content_of(read_saved(folder)["train"]) != content_of(first)
     save(tmp_path / "other", [1, 0] * 9)
     (tmp_path / "saved").rename(tmp_path / "before")
     (tmp_path / "other").rename(tmp_path / "saved")

@@ -14,7 +14,7 @@ from table_files import class_labels, load, table_of, values, write
 from shared.datasets import tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import missing, source_of, where
-from shared.datasets.tables import read_hub, read_parts, read_saved
+from shared.datasets.tables import read_hub, read_parts, read_saved, skip_incomplete
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.extras import hub
@@ -167,7 +167,10 @@ def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
     assert load(**parquet, skip_incomplete_rows=True)[0].num_rows == 1
     assert load(("x",), "text", **parquet, skip_incomplete_rows=True)[0].num_rows == 2
     several = class_labels(table_of([[0], [], [0, -1]]), ["p", "q"], {"_type": "List"})
-    assert missing(several, "label").tolist() == [False, False, True]
+    for lists in (several, table_of([["a"], [], ["b", " "]]), table_of([[1.0], [], [0.0, float("nan")]])):
+        assert missing(lists, "label", of_labels=True).tolist() == [False, False, True]
+        assert skip_incomplete(lists, [], ["label"]).num_rows == 2
+    assert skip_incomplete(table_of([["a"], ["a", ""]]), ["label"]).num_rows == 2  # a word without text is a word
     delimited = SimpleNamespace(
         **vars(DataOptions(train_file=(str(path),), skip_incomplete_rows=True)), label_delimiter="|"
     )

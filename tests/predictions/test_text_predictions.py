@@ -91,15 +91,15 @@ def test_a_finished_prediction_is_not_computed_again(alone, texts, tmp_path, mon
 
 def test_after_a_change_of_the_input_no_part_is_read_again(alone, rows, tmp_path, monkeypatch, capsys):
     file, output = tmp_path / "new.jsonl", tmp_path / "out.jsonl"
-    write_jsonl(file, [row | {"id": 1} for row in rows])
+    write_jsonl(file, [row | {"__row__": 1} for row in rows])
     monkeypatch.setattr(parts, "finish", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         predict_file(alone, file, "--predictions_file", output, *MANY_PARTS)
     monkeypatch.undo()
-    write_jsonl(file, [row | {"id": 2} for row in rows])  # the same texts
+    write_jsonl(file, [row | {"__row__": 2} for row in rows])  # the same texts
     predict_file(alone, file, "--predictions_file", output, *MANY_PARTS)
     assert "computed already" not in capsys.readouterr().out
-    assert [row["id"] for row in read_jsonl(output)] == [2] * len(rows)
+    assert [row["__row__"] for row in read_jsonl(output)] == [2] * len(rows)
 
 
 def test_an_input_that_vanishes_is_no_error_of_the_output(alone, texts, tmp_path, monkeypatch):

@@ -117,4 +117,4 @@ def test_rows_without_words_are_skipped_with_a_message_and_rows_keep_their_numbe
     table = tagged(write(tmp_path, [{"tokens": [], "tags": []}, GOOD]), "tokens", "tags")
     assert columns(table) == ([GOOD["tokens"]], [GOOD["tags"]])
     assert "1 rows without words are skipped" in capsys.readouterr().err
-    assert table["__row__"].to_pylist() == [1]
+    assert table[rows_module.ROW_COLUMN].to_pylist() == [1]

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -74,8 +75,8 @@ def refusal(where, *args):
     return runs.refusal(lambda: everything(opened(where, *args)))
 
 
-def full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
+def full(*_, number=errno.ENOSPC):
+    raise OSError(number, os.strerror(number))
 
 
 def everything(found):
@@ -250,8 +251,10 @@ def test_a_cache_without_effect_or_without_room_is_refused(folder, monkeypatch):
         opened(server.url, 3.9e-6)
         (cache,) = cache_dir().glob("blocks-*")
         size = cache.stat().st_size
-        monkeypatch.setattr(os, "posix_fallocate", full)
-        expected = rf"--cache_gb: {cache_dir()} has no room for .* GB .No space left on device.: lower it"
-        with pytest.raises(UserError, match=expected):
-            opened(server.url, 1.0)
-        assert cache.stat().st_size == size
+        for number, problem in ((errno.ENOSPC, "No space left on device"), (errno.EROFS, "Read-only file system")):
+            monkeypatch.setattr(os, "posix_fallocate", partial(full, number=number))
+            expected = rf"^--cache_gb: {cache_dir()} has no room for .* GB .{problem}.: lower it"
+            with pytest.raises(UserError, match=expected):
+                opened(server.url, 1.0)
+            assert cache.stat().st_size == size
+            monkeypatch.setattr(os, "truncate", partial(full, number=errno.EROFS))

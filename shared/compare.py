@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def compare_runs(a: Path, b: Path) -> int:
         raise UserError(f"{a} and {b}: nothing was logged or saved at the same steps; use the same --logging_steps")
     quantities += compare_ends(a, b)
     for name, run, lines in (("A", a, lines_a), ("B", b, lines_b)):
-        processes = dict.fromkeys(str(line.get("processes", "unknown")) for line in lines)
+        processes = [number for number, _ in groupby(str(line.get("processes", "unknown")) for line in lines)]
         print(f"{name}  {run}: processes {', then '.join(processes)}")
     of_a, of_b = settings_of((a, b))
     changed = [f"{name} {of_a.get(name, 'absent')} | {of_b.get(name, 'absent')}" for name in differing((of_a, of_b))]

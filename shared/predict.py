@@ -67,8 +67,7 @@ def predict(request: Request, how: Predict | None = None) -> dict[str, float]:
             limits = zip((TOKENS, SAMPLES), request.limits, strict=True)
             flags = " or ".join(f"--{name} {value}" for name, value in limits if value)
             where = f" on a batch of {shape}" if (shape := shape_of_current_batch()) else ""
-            rank = os.environ.get("RANK", 0)
-            raise UserError(f"process {rank} ran out of memory{where}: lower {flags}") from error
+            raise UserError(f"process {os.environ.get('RANK', 0)} ran out of memory{where}: lower {flags}") from error
     scores = {name: float(value) for name, value in record["scores"].items()}  # the record has NaN as a name
     shown = "".join(f"  {name} {value:.4g}" for name, value in scores.items())
     accelerator.print(f"{request.output}: {count_of(record['rows'], 'row')}{shown}")

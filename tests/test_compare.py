@@ -144,10 +144,10 @@ def test_a_jump_is_a_difference_at_a_step_where_rounding_may_have_grown_as_far()
 
 def test_the_numbers_of_processes_and_the_settings_that_differ_are_shown(make_run, capsys):
     a = make_run(
-        "a", lambda lines: [line.update(processes=1 + (line["step"] < 30)) for line in lines], learning_rate=0.1
+        "a", lambda lines: [line.update(processes=1 + (line["step"] != 20)) for line in lines], learning_rate=0.1
     )
     _, out, _ = compare(capsys, a, make_run("b", seed=2))
-    assert [line.partition(": ")[2] for line in out[:2]] == ["processes 2, then 1", "processes unknown"]
+    assert [line.partition(": ")[2] for line in out[:2]] == ["processes 2, then 1, then 2", "processes unknown"]
     assert out[2] == "settings that differ, A | B: learning_rate 0.1 | absent, seed 1 | 2"
 
 

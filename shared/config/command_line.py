@@ -251,11 +251,5 @@ def _print_help(config_class: type) -> typing.NoReturn:
     except ImportError:
         raise UserError("--help needs tyro, which is not installed: pip install tyro") from None
     print((sys.modules[config_class.__module__].__doc__ or "").strip(), USAGE, sep="\n\n")
-    tyro.cli(
-        config_class,
-        args=["--help"],
-        description="",
-        use_underscores=True,
-        config=(tyro.conf.FlagConversionOff,),
-    )
+    tyro.cli(config_class, args=["--help"], description="", use_underscores=True, config=(tyro.conf.FlagConversionOff,))
     raise AssertionError("tyro exits after the help")

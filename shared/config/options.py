@@ -240,9 +240,7 @@ def check(config: Options) -> None:
             continue
         given[name] = shown(value) if isinstance(value, tuple) else value
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                continue
-            if problem := violation(float(number) if kind.one is float else number, limits.get(name)):
+            if kind.one in (int, float) and (problem := violation(kind.one(number), limits.get(name))):
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()

@@ -280,6 +280,8 @@ def _decided(
         usual: Kind = "multi_label" if is_list(type_) else "regression" if is_fraction(cell) else "classification"
         kind = "classification" if marks else wanted or usual
         if is_list(type_) != (kind == "multi_label") or (kind == "regression" and not is_number(cell)):
+            if delimiter is not None:
+                raise UserError(f"{found}, but --label_delimiter splits texts: use --label_delimiter None")
             raise UserError(f"{found}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type")
     return table, "multi_label" if marks else kind
 

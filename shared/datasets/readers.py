@@ -11,7 +11,7 @@ import lzma
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -330,8 +330,9 @@ def _parse_json(data: bytes, column: str | None) -> pa.Table:
         if found[column].null_count < len(found):
             return found
     table = read(pa.BufferReader(data))
-    texts = [pa.field(f.name, wanted) for f in table.schema if (wanted := changed(f.type, no_date)) != f.type]
-    if not texts:
-        return table
-    as_texts = pyarrow.json.ParseOptions(explicit_schema=pa.schema(texts))
-    return read(pa.BufferReader(data), parse_options=as_texts).select(table.column_names)
+    schema = pa.schema([field.with_type(changed(field.type, no_date)) for field in table.schema])
+    with suppress(pa.ArrowInvalid):  # pyarrow 26 loses the gaps before the first value of all lists, unless given types
+        table.validate()
+        if table.schema == schema:
+            return table
+    return read(pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=schema))

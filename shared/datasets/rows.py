@@ -32,7 +32,7 @@ SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # for several files: [[number of the first row, source], ...] as JSON
 CONTENT_KEY = b"accelerate_recipes.content"  # for a memory-mapped table: the number and a digest of its rows
 ROW_COLUMN = "accelerate_recipes.row"  # the row number in the source, where it is not the position in the table
-FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 4  # part of the cache's names: increase it when the files for the same input change
 ROWS = "rows.arrow"  # the file in a folder of the cache
 IN_MEMORY = 1 << 24  # maximum number of bytes of a small table
 BLOCK_ROWS = 1 << 18  # maximum number of rows in a block of a table
@@ -195,10 +195,10 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py()
 
 
-def missing(table: pa.Table, column: str, of_labels: bool = False) -> np.ndarray:
+def missing(table: pa.Table, column: str, of_values: bool = False) -> np.ndarray:
     """bool [N]: which rows have no value: null, NaN, an empty text, -1 in a ClassLabel, a list with such an entry, or a
-    struct of nulls, such as an image without bytes and path. Only a list `of_labels` lacks a value by an empty text: in
-    one of words, it is a word.
+    struct of nulls, such as an image without bytes and path. Only in lists `of_values`, such as labels, an empty text
+    is no value; in lists of words, it is a word.
     """
     cells = column_of(table, column, "")
     gaps = np.asarray(cells.is_null())
@@ -206,7 +206,7 @@ def missing(table: pa.Table, column: str, of_labels: bool = False) -> np.ndarray
     if is_list(cells.type):
         values, rows = pc.list_flatten(cells), np.asarray(pc.list_parent_indices(cells))
     without = values.is_null(nan_is_null=True)
-    if is_text(values.type) and (of_labels or values is cells):
+    if is_text(values.type) and (of_values or values is cells):
         without = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values.cast(pa.large_string())), ""), True)
     if of_datasets.class_names(table, column):
         without = pc.or_(without, pc.fill_null(pc.equal(values, -1), True))
@@ -221,7 +221,7 @@ def unlabeled(table: pa.Table, column: str) -> bool:
     if column not in table.column_names or not table.num_rows:
         return False
     is_id = pa.types.is_integer(table.schema.field(column).type)
-    return bool(missing(table, column, of_labels=True).all() or (is_id and pc.all(pc.equal(table[column], -1)).as_py()))
+    return bool(missing(table, column, of_values=True).all() or (is_id and pc.all(pc.equal(table[column], -1)).as_py()))
 
 
 def refuse_missing(
@@ -307,7 +307,7 @@ def converted(table: pa.Table, convert: Callable[[pa.Table], pa.Table], *key: ob
     """
     if not content_of(table):
         return with_content(convert(numbered(table)).replace_schema_metadata(table.schema.metadata), None)
-    content = key_digest(FORMAT, ROW_COLUMN, content_of(table), *key)
+    content = key_digest(FORMAT, content_of(table), *key)
     write = partial(_write, read_all=lambda: [map(convert, blocks_of(table))], sources=[""])
     made = _mapped(build_once(f"rows-{content}", write))
     return with_content(made.replace_schema_metadata(table.schema.metadata), content)

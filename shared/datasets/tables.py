@@ -68,8 +68,8 @@ def read_parts(
         tables[0] = decided(tables[0], label_columns[0], problem_type)
         tables[1:] = [decided(table, label_columns[0], problem_type, like=tables[0]) for table in tables[1:]]
     if config.skip_incomplete_rows:
-        needed = (*columns, *only_in_training), columns
-        tables = [skip_incomplete(table, names, label_columns) for table, names in zip(tables, needed, strict=False)]
+        values = (*only_in_training, *label_columns), label_columns
+        tables = [skip_incomplete(table, columns, names) for table, names in zip(tables, values, strict=False)]
     return tables
 
 
@@ -105,16 +105,18 @@ def _smallest(count: int, most: int, *words: int) -> rows.Chosen:
     return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest()
 
 
-def skip_incomplete(table: pa.Table, columns: Sequence[str], label_columns: Sequence[str] = ()) -> pa.Table:
+def skip_incomplete(table: pa.Table, columns: Sequence[str], of_values: Sequence[str] = ()) -> pa.Table:
     """`table` without the rows that lack a value in one of those columns that exist; prints how many are skipped.
+
+    The columns `of_values` are also complete in their lists, such as labels and hard negatives: see `missing`.
 
     Raises:
         UserError: no row is left.
     """
-    there = {name: name in label_columns for name in (*columns, *label_columns) if name in table.column_names}
+    there = {name: name in of_values for name in (*columns, *of_values) if name in table.column_names}
 
     def complete(_: int, block: pa.Table) -> np.ndarray:
-        return ~np.any([missing(block, name, of_labels) for name, of_labels in there.items()], axis=0)
+        return ~np.any([missing(block, *column) for column in there.items()], axis=0)
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
     kept = rows.filtered(table, complete, "complete, also in lists and structs", there, readings) if there else table

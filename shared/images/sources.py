@@ -273,7 +273,7 @@ def images_below(root: Path, name: str, passed_over: Counter[str], links: bool =
             elif is_folder or (ending in EXTENSIONS and target.is_file()):
                 kept.append((entry.name, is_folder))
             else:
-                passed_over["no images"] += 1
+                passed_over["of other kinds"] += 1
     for found, is_folder in sorted(kept):
         if is_folder:
             yield from (f"{found}/{file}" for file in images_below(root / found, name, passed_over))

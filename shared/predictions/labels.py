@@ -191,7 +191,7 @@ def have_labels(request: Request, table: pa.Table, columns: tuple[str, ...]) -> 
         return np.zeros(table.num_rows, bool)
     for name in columns:
         column_of(table, name, FLAG)
-    return ~np.any([missing(decided(table, name, None), name, of_labels=True) for name in columns], axis=0)
+    return ~np.any([missing(decided(table, name, None), name, of_values=True) for name in columns], axis=0)
 
 
 def encoded(encode: Callable[[pa.Table], NDArray[Any]], table: pa.Table, labeled: Mask) -> NDArray[Any]:

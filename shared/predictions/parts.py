@@ -136,8 +136,8 @@ def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
         if len(wrong := numbers[~np.isfinite(predicted).all(1)]):
             row = np.searchsorted(bounds, wrong.min(), "right")  # counted from 1
             raise UserError(
-                f"the prediction for row {row:,} of {prediction.source} is not finite: use --mixed_precision no, or a "
-                "model whose weights are finite"
+                f"the prediction for row {row:,} of {prediction.source} is not finite: fill in what the row lacks, use "
+                "--mixed_precision no, or a model whose weights are finite"
             )
     return outputs
 

@@ -55,13 +55,7 @@ def is_true(environment: Mapping[str, str], name: str) -> bool:
 SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
 """Environment variable: 1 lets the processes of a machine share its GPUs, over gloo, because NCCL refuses that. It
 serves the tests of the multi-process code on machines with one GPU."""
-SWITCHES = (
-    USE_CPU,
-    "ACCELERATE_DEBUG_MODE",
-    "ACCELERATE_CPU_AFFINITY",
-    "FORK_LAUNCHED",
-    SHARE_GPU,
-)
+SWITCHES = (USE_CPU, "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "FORK_LAUNCHED", SHARE_GPU)
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 NEEDED_BY_SEVERAL = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -169,10 +163,7 @@ RULES = (
         "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
         "--mixed_precision no or bf16",
     ),
-    Rule(
-        lambda it: it.precision == "fp8",
-        "mixed_precision fp8 is not supported: use --mixed_precision bf16",
-    ),
+    Rule(lambda it: it.precision == "fp8", "mixed_precision fp8 is not supported: use --mixed_precision bf16"),
 )
 RULES_OF_COUNTS = (  # last: another rule may say why the numbers differ
     Rule(Launch.crowded, "{found}: lower --num_processes (--nproc-per-node) to the number of GPUs"),

@@ -49,6 +49,7 @@ class Heard:
         self.cut_short = False  # whether a signal ended an evaluation: on this process, then on any
         self.something_to_save = False  # set by the training loop, which then ends the run itself
         self.output_dir: Path | None = None  # for the marker; None in a dry run, which writes none
+        self.removing = threading.Lock()  # held while an old marker is removed, and by a process that ends immediately
         self.peer_failed: Callable[[], bool] = lambda: False  # whether the launcher sent the signal because of it
 
     def hear(self, number: int, now: float) -> int | None:
@@ -58,6 +59,7 @@ class Heard:
         if not self.signal:
             self.signal, self.first = number, now
             if not self.something_to_save:
+                self.removing.acquire()
                 self.mark()
                 return EXIT_PREEMPTED
         return EXIT_PREEMPTED if now - self.first > SAME_SIGNAL else None

@@ -71,11 +71,11 @@ def require_numbers() -> None:
     """Check that the environment variables of the launcher are numbers.
 
     Raises:
-        UserError: names one that is not a number; it is removed, so that the error can be reported like any other.
+        UserError: names those that are not; they are removed, so that the error can be reported like any other.
     """
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
-        if not os.environ.get(name, "0").isdecimal():
-            raise UserError(f"{name}={os.environ.pop(name)}: expected a number, as a launcher sets it")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    if wrong := [f"{name}={os.environ.pop(name)}" for name in names if not os.environ.get(name, "0").isdecimal()]:
+        raise UserError(f"{', '.join(wrong)}: expected a number, as a launcher sets it")
 
 
 def require_own_shared(recipe: Path) -> None:

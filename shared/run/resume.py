@@ -140,8 +140,7 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
     found = {"config": stored, "has_model": model.exists(), "data": None, "results": None}
     if not model.exists() or not lines or "train_runtime" not in lines[-1]:
         return found
-    evaluated = [line for line in lines if any(name.startswith("eval_") for name in line)]
-    last = evaluated[-1] if evaluated else {}
+    last = next((line for line in reversed(lines) if any(name.startswith("eval_") for name in line)), {})
     results = {name: float(value) for name, value in last.items() if name.startswith("eval_")}
     return found | {"data": data_of(lines), "results": results}
 
@@ -235,9 +234,10 @@ def begin_run(accelerator: Any, config: options.Options, progress: Progress) -> 
 
 def clean_up(output_dir: Path) -> None:
     """Remove what an interrupted start left: its marker, and what it did not write to the end."""
-    (output_dir / signals.MARKER).unlink(missing_ok=True)
-    resuming.remove_partials(output_dir)
-    remove_unfinished(output_dir)
+    with signals.heard.removing:
+        (output_dir / signals.MARKER).unlink(missing_ok=True)
+        resuming.remove_partials(output_dir)
+        remove_unfinished(output_dir)
 
 
 def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:

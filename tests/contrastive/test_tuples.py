@@ -15,13 +15,7 @@ from runs import load_recipe, refusal
 from transformers import BertConfig, BertModel
 
 from shared.contrastive.models import add_pooling
-from shared.contrastive.tuples import (
-    load_tuples,
-    of_columns,
-    pack_or_pad_tuples,
-    text_digests,
-    tokenize_tuples,
-)
+from shared.contrastive.tuples import load_tuples, of_columns, pack_or_pad_tuples, text_digests, tokenize_tuples
 from shared.datasets import rows as rows_module
 from shared.datasets.tables import read_file
 from shared.encoders.packing import Packing

@@ -95,7 +95,7 @@ COLUMNS = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d"
         (["a", "b"], (None, ","), f"--label_delimiter , separates labels in no row of {FILE} ("),
         (["a,a", "b"], (None, ","), f"row 1 of {FILE} has the label a twice"),
         (["a,b", "b"], (None, ""), f"{COLUMN} --label_delimiter '': use"),
-        ([["a"], ["b"]], (None, ","), f"{COLUMN}: {FILE} contains list<"),
+        ([["a"], ["b"]], (None, ","), f"{COLUMN}: {FILE} contains list<item: string>, but --label_delimiter splits"),
         (COLUMNS, (None, ",", ["a", "b"]), "--label_column_name a b --label_delimiter ',': use"),
         (COLUMNS, ("regression", None, ["a", "b"]), "--label_column_name a b: use different columns"),
         (COLUMNS, (None, None, ["a", "a"]), "--label_column_name a a: use different columns"),

@@ -168,7 +168,7 @@ def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
     assert load(("x",), "text", **parquet, skip_incomplete_rows=True)[0].num_rows == 2
     several = class_labels(table_of([[0], [], [0, -1]]), ["p", "q"], {"_type": "List"})
     for lists in (several, table_of([["a"], [], ["b", " "]]), table_of([[1.0], [], [0.0, float("nan")]])):
-        assert missing(lists, "label", of_labels=True).tolist() == [False, False, True]
+        assert missing(lists, "label", of_values=True).tolist() == [False, False, True]
         assert skip_incomplete(lists, [], ["label"]).num_rows == 2
     assert skip_incomplete(table_of([["a"], ["a", ""]]), ["label"]).num_rows == 2  # a word without text is a word
     delimited = SimpleNamespace(

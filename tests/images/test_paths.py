@@ -50,7 +50,7 @@ def test_a_folder_is_listed_in_the_order_of_the_paths_and_skipped_files_are_coun
     files = [path for path in shown if path.is_symlink() or not path.is_dir()]
     assert found == sorted(path for path in files if path.suffix.lower() in EXTENSIONS and path.is_file())
     assert len(found) > 30
-    assert passed_over == {"hidden": len(hidden), "no images": len(files) - len(found)}
+    assert passed_over == {"hidden": len(hidden), "of other kinds": len(files) - len(found)}
     linked = {*images_below(root, "FILE photos", Counter(), links=True)}
     assert {name.partition("/")[0] for name in linked if root / name not in found} == {"to_folder", "to_folder.png"}
 

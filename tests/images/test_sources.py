@@ -114,9 +114,9 @@ def test_other_files_are_skipped_and_counted(tmp_path, capsys):
     root = folders(tmp_path / "train", count=4)
     for name in ("cat/._1.jpg", ".DS_Store", "loose.png", "dog/notes.txt"):
         (root / name).write_bytes(b"")
-    source = class_folders(str(root), "--train_dir")
-    assert len(source) == 8
-    assert capsys.readouterr().err == f"--train_dir {root}: passed over 1 hidden, 2 in no class's folder, 1 no images\n"
+    assert len(class_folders(str(root), "--train_dir")) == 8
+    passed_over = "passed over 1 hidden, 2 in no class's folder, 1 of other kinds"
+    assert capsys.readouterr().err == f"--train_dir {root}: {passed_over}\n"
 
 
 @pytest.mark.parametrize("name", ["a\nb", "caf\udce9"])

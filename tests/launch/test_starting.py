@@ -183,9 +183,9 @@ def test_processes_share_the_cores_unless_the_user_sets_the_threads(monkeypatch,
     assert starting.threads_per_process() == threads
 
 
-def test_a_launcher_variable_that_is_not_a_number_is_refused_and_removed(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(UserError, match="WORLD_SIZE=two: expected a number"):
+def test_launcher_variables_that_are_not_numbers_are_refused_and_removed(monkeypatch):
+    set_all(monkeypatch, {"WORLD_SIZE": "two", "RANK": ""})
+    with pytest.raises(UserError, match="RANK=, WORLD_SIZE=two: expected a number"):
         command.require_numbers()
     command.require_numbers()
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -15,6 +16,7 @@ import runs
 
 from shared.processes import signals
 from shared.processes.signals import EXIT_FAILED, EXIT_PREEMPTED, SAME_SIGNAL, Heard
+from shared.run import resume
 
 
 @pytest.fixture
@@ -32,6 +34,14 @@ def test_a_dry_run_writes_no_marker(heard, tmp_path):
     heard.output_dir = None
     assert heard.hear(signal.SIGTERM, 100.0) == EXIT_PREEMPTED
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_a_signal_ends_keeps_its_marker(heard, monkeypatch):
+    monkeypatch.setattr(signals, "heard", heard)
+    heard.hear(signal.SIGTERM, 100.0)
+    threading.Thread(target=resume.clean_up, args=(heard.output_dir,), daemon=True).start()
+    time.sleep(0.1)
+    assert marker(heard.output_dir)["step"] is None
 
 
 def test_in_training_a_signal_and_its_copies_are_noted_and_a_later_one_ends_the_process(heard):
@@ -60,7 +70,7 @@ def test_a_run_ends_even_if_its_marker_cannot_be_written(tmp_path, capsys):
 # Real signals, in processes of their own
 
 LISTENING = """
-import multiprocessing, os, signal, sys, threading, time
+import ctypes, multiprocessing, os, signal, sys, time
 from shared.processes import signals
 
 signals.listen(sys.argv[1], os._exit, lambda: False)
@@ -75,9 +85,6 @@ if mode == "child":  # as a pool does with its workers
 signals.heard.something_to_save = mode == "training"
 print("ready", flush=True)
 if mode == "blocked":  # in a call that does not return to Python, so that no handler runs
-    lock = threading.Lock()
-    lock.acquire()
-    import ctypes
     while True:
         ctypes.CDLL(None).pause()
 deadline = time.monotonic() + 60
@@ -154,9 +161,7 @@ def work(pipe):
 
 def parent(pipe):
     """A process whose child ignores signals."""
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=work, args=(pipe,), daemon=True)
-    child.start()
+    multiprocessing.get_context("fork").Process(target=work, args=(pipe,), daemon=True).start()
     time.sleep(60)
 
 

@@ -10,7 +10,6 @@ Further words are modules of shared/ that the copy should have, too, such as com
 import argparse
 import ast
 import shutil
-import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -67,7 +66,8 @@ def requirements_of(files: Sequence[Path]) -> list[str]:
         names = {name for name, them in installed.items() for each in them if each.lower().replace("_", "-") == package}
         return bool(words & (names or {package.replace("-", "_")}))
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    with about("a recipe is copied from the whole project, which has the versions of the packages"):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = [*project["dependencies"], *project["optional-dependencies"]["export"]]
     return [line for line in pinned if is_needed(line.partition("==")[0].lower())]
 
@@ -79,6 +79,7 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
         UserError: the recipe or a module does not exist, or `target` exists.
     """
     behind = sorted(closure(recipe, modules))
+    needed = requirements_of([recipe, *behind])
     with about(str(target)):
         target.mkdir(parents=True)
     for file in behind:
@@ -89,7 +90,6 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
     shutil.copyfile(recipe, target / recipe.name)
     for name in OTHERS:
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, target / name)
-    needed = requirements_of([recipe, *behind])
     (target / "requirements.txt").write_text("\n".join(needed) + "\n")
     lines = sum(len(file.read_text().splitlines()) for file in behind)
     return (
@@ -98,15 +98,10 @@ def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    """Copy, and end this process, with exit code 2 after a user error."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m shared.vendor", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("recipe", type=Path)
     parser.add_argument("target", type=Path, help="a new folder")
     parser.add_argument("modules", nargs="*", help="further modules of shared/, such as shared.predict")
-    given = parser.parse_args(argv)
+    given = parser.parse_args()
     run_work(lambda: print(vendor(given.recipe, given.target, given.modules)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -39,13 +39,15 @@ def test_a_copy_has_no_more_than_the_recipe_imports(tmp_path):
 
 
 def test_further_modules_are_copied_with_what_they_import(tmp_path):
-    modules = ("shared.preflight", "shared.compare", "shared.report", "shared.export")
+    modules = ("shared.preflight", "shared.compare", "shared.report", "shared.export", "shared.vendor")
     target, _, packages = copied(tmp_path, *modules, recipe="docs/examples/diabetes.py")
     assert (target / "shared/preflight.py").is_file()
     assert (target / "shared/report/__main__.py").is_file()
     assert packages >= {"onnx", "onnxscript", "onnxruntime"}
     found = runs.run([sys.executable, "-m", "shared.compare"], target)
     assert "usage: python -m shared.compare" in found.stderr
+    found = runs.run([sys.executable, "-m", "shared.vendor", "diabetes.py", "another"], target)
+    assert (found.returncode, (target / "another").exists()) == (2, False)
 
 
 def test_what_cannot_be_copied_is_refused_and_nothing_is_written(tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shared.config.options import plain, shown
-from shared.errors import UserError, complain
+from shared.errors import Preempted, UserError, complain
 from shared.extras.hub import unreachable
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import error_in_words
@@ -50,6 +50,7 @@ class Trackers(Hook):
 
         progress.run_id, state = on_main_process(self.accelerator, start)
         run.card["tracker"] = state or shown(config.report_to)
+        run.closing.push(self.failed)
 
     def logged(self, step: int, values: Mapping[str, Value]) -> None:
         """Send the numbers of a line. Text, such as the digest of the samples, stays in metrics.jsonl."""
@@ -64,7 +65,15 @@ class Trackers(Hook):
         self._guarded("failed and was dropped", send)
 
     def closed(self) -> None:
-        self._guarded("could not be closed", lambda tracker: tracker.finish())
+        self._end(lambda tracker: tracker.finish())
+
+    def failed(self, error: type[BaseException] | None, *_: object) -> None:
+        """Close the trackers of a run that an error ends: its process may end before they have written their lines."""
+        if error and not issubclass(error, Preempted):  # wandb shows it as failed
+            self._end(lambda tracker: tracker.run.finish(1) if tracker.name == "wandb" else tracker.finish())
+
+    def _end(self, finish: Callable[[Any], None]) -> None:
+        self._guarded("could not be closed", finish)
         self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
 
     def _guarded(self, failure: str, act: Callable[[Any], None]) -> None:
@@ -138,8 +147,7 @@ def start_tensorboard(config: Any, run_id: str, step: int) -> tuple[Any, str]:
     # Hides the events of steps that are trained again; in a new run, those of an earlier run in the same folder.
     tracker = TensorBoardTracker("tensorboard", config.output_dir, purge_step=step + 1 if step else 0)
     tracker.start()
-    accepted = bool | int | float | str
-    settings = {name: it if isinstance(it, accepted) else str(it) for name, it in plain(config).items()}
+    settings = {name: it if isinstance(it, int | float | str) else str(it) for name, it in plain(config).items()}
     tracker.store_init_configuration(settings)
     return tracker, f"tensorboard (`tensorboard --logdir {config.output_dir}`)"
 
@@ -155,8 +163,4 @@ def start_trackio(config: Any, run_id: str, step: int) -> tuple[Any, str]:
     return tracker, f"trackio (run {name}; `trackio show --project {PROJECT}`)"
 
 
-STARTERS: dict[str, Callable[[Any, str, int], tuple[Any, str]]] = {
-    "wandb": start_wandb,
-    "tensorboard": start_tensorboard,
-    "trackio": start_trackio,
-}
+STARTERS = {"wandb": start_wandb, "tensorboard": start_tensorboard, "trackio": start_trackio}

@@ -67,12 +67,12 @@ class TrainingRun(Generic[AnyConfig]):
         checkpoint: the one from which this start continues; None if the run begins.
         card: further rows of the launch card.
         hooks: those of the settings, and those given to `prepare`.
+        closing: what a hook must do when the block ends, even by an error.
         strategy: how the processes hold the model.
         export: how the model is exported.
         plan, loader, model, optimizer, compute_loss: set by `prepare`, for hooks.
         evaluate: set by `start`; a hook may replace it when the run is `prepared`.
         launch_card: the printed summary of the run, set by `start`.
-        results: the last evaluation.
         notes: the paragraphs for the model card, set by `finish`.
         finished: whether the folder holds this run with its exported model; then only its data are left to check.
 
@@ -88,7 +88,7 @@ class TrainingRun(Generic[AnyConfig]):
         self.hooks: list[Hook] = config.hooks()
         self.strategy, self.export = Ddp(), Export()
         self.card: dict[str, str] = {}
-        self._closing = contextlib.ExitStack()
+        self.closing = contextlib.ExitStack()
 
     def __enter__(self) -> "TrainingRun[AnyConfig]":
         with contextlib.ExitStack() as stack:
@@ -98,11 +98,11 @@ class TrainingRun(Generic[AnyConfig]):
             self._tell(Hook.opened, self)
             opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self.checkpoint, self.finished = opened
-            self._closing = stack.pop_all()
+            self.closing = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
+    def __exit__(self, *error: Any) -> None:
+        self.closing.__exit__(*error)
 
     @property
     def results(self) -> Results:
@@ -156,7 +156,7 @@ class TrainingRun(Generic[AnyConfig]):
         self.plan.first_processes = self.progress.first_processes
         self.plan.equal_counts |= self.strategy.equal_counts
         self.hooks += hooks
-        self._closing.callback(loader.close)
+        self.closing.callback(loader.close)
         self.compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
         self._tell(Hook.given, self, model)

@@ -7,16 +7,18 @@ import os
 import random
 import socket
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import runs
 from accelerate.tracking import GeneralTracker
 from training_line import TRAINING
 
 from shared.errors import UserError
 from shared.extras import trackers
 from shared.extras.trackers import Trackers, require_trackers, wandb_mode
-from shared.monitoring.log import Log, cut_metrics, read_metrics
+from shared.monitoring.log import read_metrics
 from shared.options.data_options import ExtraOptions
 
 
@@ -47,24 +49,16 @@ class LoggingRun(SimpleNamespace):
     """A stand-in for a `TrainingRun` that has begun at `step`, and only logs."""
 
     def __init__(self, accelerator, folder, step=0, run_id=None, **settings):
-        cut_metrics(folder / "metrics.jsonl", step)
         config, progress = ExtraOptions(output_dir=str(folder), **settings), SimpleNamespace(run_id=run_id, step=step)
-        super().__init__(accelerator=accelerator, config=config, progress=progress, card={})
+        closing = contextlib.ExitStack()
+        super().__init__(accelerator=accelerator, config=config, progress=progress, card={}, closing=closing)
         self.trackers = Trackers()
         self.trackers.loaded(self)
-        self.recorder = Log(accelerator, folder, step, 1000)
-
-    def log(self, step, values):
-        self.recorder.write(step, values)
-        self.trackers.logged(step, values)
+        self.log, self.close = self.trackers.logged, self.trackers.closed
 
     def finish(self, step, summary):
         self.log(step, summary)
         self.close()
-
-    def close(self):
-        self.recorder.close()
-        self.trackers.closed()
 
 
 @pytest.fixture
@@ -72,19 +66,6 @@ def start(accelerator, tmp_path):
     """Start a run in `tmp_path`."""
     with contextlib.ExitStack() as ends:
         yield lambda **given: ends.enter_context(contextlib.closing(LoggingRun(accelerator, tmp_path, **given)))
-
-
-def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tmp_path, capsys):
-    tracker, recorder = start(), Recorder(breaks_at=2)
-    accelerator.trackers.append(recorder)
-    for step in range(1, 5):
-        tracker.log(step, {"loss": 0.5})
-    tracker.finish(4, {"train_runtime": 3.0})
-    assert [step for step, _ in recorder.seen] == [1]
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: recorder failed and was dropped: ConnectionError: no route to host; metrics.jsonl has all values"
-    ]
 
 
 def test_a_run_id_is_random_for_any_seed_unless_it_is_given(start):
@@ -125,16 +106,13 @@ def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(nam
 def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(start, accelerator, monkeypatch, capsys):
     recorders = {name: Recorder() for name in trackers.STARTERS}
 
-    def starts(name):
-        def begin(*_):
-            if name == "trackio":
-                raise OSError("no server")
-            return recorders[name], f"{name} (here)"
-
-        return begin
+    def begin(name, *_):
+        if name == "trackio":
+            raise OSError("no server")
+        return recorders[name], f"{name} (here)"
 
     for name in recorders:
-        monkeypatch.setitem(trackers.STARTERS, name, starts(name))
+        monkeypatch.setitem(trackers.STARTERS, name, partial(begin, name))
     tracker = start(report_to=["wandb", "trackio", "none", "tensorboard", "wandb"])
     assert tracker.card["tracker"].startswith("wandb (here); none (trackio did not start: OSError: no server); ")
     assert "--report_to trackio did not start: OSError: no server" in capsys.readouterr().err
@@ -145,6 +123,26 @@ def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(sta
     assert recorders["tensorboard"].seen == seen
     assert [values for _, values in recorders["wandb"].seen] == [values for _, values in seen]
     assert [recorder.finished for recorder in recorders.values()] == [1, 1, 0]
+
+
+def test_a_tracker_that_fails_is_dropped_with_one_warning_and_an_error_that_ends_the_run_closes_the_others(
+    texts, tmp_path, monkeypatch, capsys
+):
+    """They would lose what they have not written, because the process ends at once."""
+    failing, recorder, codes = Recorder(breaks_at=2), Recorder(), []
+    wandb = SimpleNamespace(name="wandb", log=lambda _: None, run=SimpleNamespace(finish=codes.append))
+    monkeypatch.setattr(trackers, "require_trackers", lambda _: None)
+    for name, tracker in (("trackio", failing), ("tensorboard", recorder), ("wandb", wandb)):
+        monkeypatch.setitem(trackers.STARTERS, name, lambda *_, it=tracker: (it, ""))
+    flags = [*runs.TINY, *texts, "--report_to", *trackers.STARTERS, "--learning_rate", 1e30, "--max_grad_norm", 0]
+    said = runs.refusal(runs.train, "nlp", tmp_path / "run", *flags, "--max_train_steps", 20, "--logging_steps", 1)
+    assert "steps in a row were not finite" in said
+    assert (recorder.finished, codes) == (1, [1])
+    assert [step for step, _ in failing.seen] == [1]
+    assert len(recorder.seen) == len(read_metrics(tmp_path / "run/metrics.jsonl")) > 5
+    assert [line for line in capsys.readouterr().err.splitlines() if "metrics.jsonl" in line] == [
+        "warning: recorder failed and was dropped: ConnectionError: no route to host; metrics.jsonl has all values"
+    ]
 
 
 # wandb

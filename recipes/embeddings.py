@@ -187,7 +187,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
         model = new_encoder("AutoModel", tuples.with_one_length(config), tokenizer)
     model = static_model(model, config.pooling) if config.static else model
     share_padding(tokenizer, model)
-    check_vocabulary(tokenizer, model.config.vocab_size)
+    check_vocabulary(tokenizer, model.config)
     check_max_length(max(config.max_length), model.config)
     check_dims(config.matryoshka_dims or (), model.config.hidden_size)
     add_pooling(model, config.pooling)

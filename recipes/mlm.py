@@ -172,7 +172,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
         model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path, config.revision)
     else:
         model = new_encoder("AutoModelForMaskedLM", config, tokenizer, vocab_multiple=64)
-    check_vocabulary(tokenizer, model.config.vocab_size)
+    check_vocabulary(tokenizer, model.config)
     check_max_length(config.max_length, model.config)
     predict_only_masked(model, config.packing)
     if config.gradient_checkpointing:

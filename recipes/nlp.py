@@ -186,7 +186,7 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
     else:
         model = new_encoder(auto_class, config, tokenizer, **head)
     share_padding(tokenizer, model)
-    check_vocabulary(tokenizer, model.config.vocab_size)
+    check_vocabulary(tokenizer, model.config)
     check_max_length(config.max_length, model.config)
     if config.gradient_checkpointing:
         checkpoint_activations(model)

@@ -165,7 +165,7 @@ def build_model(config: Config, tags: Tags, tokenizer: Any) -> torch.nn.Module:
     else:
         model = new_encoder(auto_class, config, tokenizer, **head)
     share_padding(tokenizer, model)
-    check_vocabulary(tokenizer, model.config.vocab_size)
+    check_vocabulary(tokenizer, model.config)
     check_max_length(config.max_length, model.config)
     predict_only_masked(model, config.packing)  # here: only first pieces of words
     if config.gradient_checkpointing:

@@ -1,6 +1,7 @@
 """Tables of texts as flat arrays of tokens, cached on disk; padding of batches; training of new tokenizers."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,13 +310,13 @@ def _train_wordpiece(columns: pa.Table, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def check_vocabulary(tokenizer: "PreTrainedTokenizerBase", model_vocab_size: int) -> None:
-    """Raise UserError if the tokenizer has ids for which the model has no embedding."""
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= model_vocab_size:
+def check_vocabulary(tokenizer: "PreTrainedTokenizerBase", config: Any) -> None:
+    """Raise UserError if the tokenizer has ids for which a model with this `PretrainedConfig` has no embedding."""
+    largest, embeddings = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", math.inf)
+    if largest >= embeddings:  # CANINE has no vocabulary
         raise UserError(
-            f"--model_name_or_path: the tokenizer has ids up to {largest:,}, but the model has only "
-            f"{model_vocab_size:,} embeddings: use model and tokenizer of the same folder"
+            f"--model_name_or_path: the tokenizer has ids up to {largest:,}, but the model has only {embeddings:,} "
+            "embeddings: use model and tokenizer of the same folder"
         )
 
 

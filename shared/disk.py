@@ -11,6 +11,8 @@ REMEDIES = {
     errno.ENOSPC: "free space",
     errno.EDQUOT: "free space within your quota",
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EEXIST: "remove this file",
+    errno.ENOTDIR: "remove the file that is in the place of a folder",
     errno.ENOENT: "restore this folder, or the mount that had it",
     errno.EROFS: "make this file system writable",
     errno.EACCES: "give yourself the permission to write there",

@@ -128,7 +128,7 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
     if not len(cut.pieces):
         raise UserError(f"{source}: the tokenizer gives no word a token: use another model")
     if lost := len(cut.begins) - len(cut.words):
-        say(f"{source}: {lost:,} words have no tokens; the evaluation counts the tag O as their prediction")
+        say(f"{source}: {count_of(lost, 'word')} without tokens; the evaluation counts the tag O as their prediction")
     check_unknown(source, int(read_array(folder / "unknown.npy").sum()), len(cut.pieces))
     return cut
 

@@ -207,7 +207,8 @@ def missing(table: pa.Table, column: str, of_values: bool = False) -> np.ndarray
         values, rows = pc.list_flatten(cells), np.asarray(pc.list_parent_indices(cells))
     without = values.is_null(nan_is_null=True)
     if is_text(values.type) and (of_values or values is cells):
-        without = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values.cast(pa.large_string())), ""), True)
+        texts = values.cast(pa.large_string())  # not trimmed, which would copy all texts
+        without = pc.fill_null(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)), True)
     if of_datasets.class_names(table, column):
         without = pc.or_(without, pc.fill_null(pc.equal(values, -1), True))
     gaps[rows[np.asarray(without)]] = True

@@ -15,7 +15,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     ByT5Tokenizer,
-    CanineConfig,
     PreTrainedTokenizerFast,
     T5Config,
 )
@@ -276,6 +275,6 @@ def test_the_longest_accepted_max_length_is_the_longest_that_the_model_can_read(
     message = refusal(check_max_length, longest + 1, config)
     assert message == f"--max_length {longest + 1} exceeds the model's {longest} positions: lower it"
     check_max_length(100_000, T5Config())  # has no positions
-    tokenized.check_vocabulary(ByT5Tokenizer(), CanineConfig())  # has no vocabulary
+    tokenized.check_vocabulary(ByT5Tokenizer(), AutoConfig.for_model("canine"))  # has no vocabulary
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.full((1, longest + 1), 5))

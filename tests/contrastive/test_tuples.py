@@ -59,7 +59,7 @@ def test_scores_that_are_all_the_same_are_refused(tmp_path):
 
 @pytest.mark.parametrize("others", [["x", "y", ""], [["x", "y"], ["z", "x"], ["y", " "]]])
 def test_negatives_may_be_missing_in_validation_rows(tmp_path, others):
-    path = str(write_jsonl(tmp_path / "a.jsonl", [dict(zip(COLUMNS, ("q", "a", each), strict=True)) for each in others]))
+    path = str(write_jsonl(tmp_path / "a.jsonl", [dict(zip(COLUMNS, ("q", "a", it), strict=True)) for it in others]))
     config = config_of(train_file=(path,), validation_file=(path,), skip_incomplete_rows=True)
     assert [table.num_rows for table in load_tuples(config)] == [2, 3]
 

@@ -70,11 +70,11 @@ def _build(folder: Path, build: Callable[[Path], object]) -> None:
     """Build a folder, whose lock this process holds, unless it is complete."""
     if is_complete(folder):
         return
-    of_this_machine = f"{folder.name}.partial-{socket.gethostname()}-"
+    of_this_machine = f"{folder.name}.partial-{socket.gethostname()}@"
     if folder.exists():
         print(f"{folder} is damaged or from an older version: building it again", file=sys.stderr)
         folder.rename(folder.with_name(f"{of_this_machine}{os.getpid()}"))  # mapped files stay readable
-    remove_unfinished(folder.parent, f"{glob.escape(of_this_machine)}*")
+    remove_unfinished(folder.parent, f"{glob.escape(of_this_machine)}*")  # others may be building, with locks of theirs
     partial = Path(tempfile.mkdtemp(prefix=of_this_machine, dir=folder.parent))
     try:
         build(partial)
@@ -84,7 +84,7 @@ def _build(folder: Path, build: Callable[[Path], object]) -> None:
             sync(path)
         partial.rename(folder)
         sync(folder.parent)
-    except OSError:  # the machines' locks may be separate: another one was faster, and has removed `partial`
+    except Exception:  # the machines' locks may be separate: another one was faster, and has removed `partial`
         if not is_complete(folder):
             raise
     finally:

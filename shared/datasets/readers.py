@@ -11,7 +11,7 @@ import lzma
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -331,8 +331,10 @@ def _parse_json(data: bytes, column: str | None) -> pa.Table:
             return found
     table = read(pa.BufferReader(data))
     schema = pa.schema([field.with_type(changed(field.type, no_date)) for field in table.schema])
-    with suppress(pa.ArrowInvalid):  # pyarrow 26 loses the gaps before the first value of all lists, unless given types
+    try:
         table.validate()
-        if table.schema == schema:
-            return table
+    except pa.ArrowException:  # pyarrow 26 loses the nulls in lists before the first value of all lists
+        return pa.Table.from_pylist([json.loads(line) for line in data.splitlines() if line.strip()], schema)
+    if table.schema == schema:
+        return table
     return read(pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=schema))

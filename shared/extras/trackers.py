@@ -50,7 +50,7 @@ class Trackers(Hook):
 
         progress.run_id, state = on_main_process(self.accelerator, start)
         run.card["tracker"] = state or shown(config.report_to)
-        run.closing.push(self.failed)
+        run.closing.push(self.close)
 
     def logged(self, step: int, values: Mapping[str, Value]) -> None:
         """Send the numbers of a line. Text, such as the digest of the samples, stays in metrics.jsonl."""
@@ -65,15 +65,14 @@ class Trackers(Hook):
         self._guarded("failed and was dropped", send)
 
     def closed(self) -> None:
-        self._end(lambda tracker: tracker.finish())
+        self.close(None)
 
-    def failed(self, error: type[BaseException] | None, *_: object) -> None:
-        """Close the trackers of a run that an error ends: its process may end before they have written their lines."""
-        if error and not issubclass(error, Preempted):  # wandb shows it as failed
-            self._end(lambda tracker: tracker.run.finish(1) if tracker.name == "wandb" else tracker.finish())
-
-    def _end(self, finish: Callable[[Any], None]) -> None:
-        self._guarded("could not be closed", finish)
+    def close(self, error: type[BaseException] | None, *_: object) -> None:
+        """Close the trackers: a process that ends at once loses their lines. wandb shows an `error` as a failed run."""
+        wrong = error is not None and not issubclass(error, Preempted)
+        self._guarded(
+            "could not be closed", lambda it: it.run.finish(1) if wrong and it.name == "wandb" else it.finish()
+        )
         self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
 
     def _guarded(self, failure: str, act: Callable[[Any], None]) -> None:

@@ -29,7 +29,7 @@ from shared.checkpoints.states import Tensors, Values, state_tensors
 from shared.compat import of_accelerate
 from shared.config.options import Options, Rule
 from shared.errors import UserError
-from shared.models.trainable import repeated_layers
+from shared.models.trainable import called_layers
 from shared.monitoring.hooks import Hook
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
@@ -262,7 +262,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 def units(model: nn.Module) -> list[nn.Module]:
     """The repeated layers that can be gathered alone: they have a forward pass, and parameters of their own only."""
     uses = parameter_uses(model)
-    layers = [layer for layer in repeated_layers(model) if not isinstance(layer, nn.ModuleList | nn.ModuleDict)]
+    layers = [layer for layer in called_layers(model) if not isinstance(layer, nn.ModuleList | nn.ModuleDict)]
     return [layer for layer in layers if (inside := parameter_uses(layer)) and inside.items() <= uses.items()]
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -158,11 +159,14 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
     for child in model.children():
         layers = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
-        if {*map(type, layers)} == {nn.ModuleList}:  # lists of layers, such as the stages of a PVT, or of other parts
-            inside = [each for layer in layers for each in layer.children()]
-            layers = inside if len({*map(type, inside)}) == 1 else layers
         found += layers if len(layers) > 1 and len({*map(type, layers)}) == 1 else repeated_layers(child)
     return found
+
+
+def called_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers that have a forward pass: of a stage that is a list, such as that of a PVT, its items."""
+    stages = (layer.children() if isinstance(layer, nn.ModuleList) else [layer] for layer in repeated_layers(model))
+    return [*chain.from_iterable(stages)]
 
 
 def backbone(model: Any) -> nn.Module:

@@ -236,8 +236,8 @@ def clean_up(output_dir: Path) -> None:
     """Remove what an interrupted start left: its marker, and what it did not write to the end."""
     with signals.heard.removing:
         (output_dir / signals.MARKER).unlink(missing_ok=True)
-        resuming.remove_partials(output_dir)
-        remove_unfinished(output_dir)
+    resuming.remove_partials(output_dir)
+    remove_unfinished(output_dir)
 
 
 def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:

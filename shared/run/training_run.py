@@ -91,7 +91,7 @@ class TrainingRun(Generic[AnyConfig]):
         self.closing = contextlib.ExitStack()
 
     def __enter__(self) -> "TrainingRun[AnyConfig]":
-        with contextlib.ExitStack() as stack:
+        with self.closing as stack:
             stack.enter_context(starting.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
             stack.enter_context(draws.seeded(self.accelerator.device, self.config.seed))

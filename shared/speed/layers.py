@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from shared.compat import of_torch_models
 from shared.errors import UserError
-from shared.models.trainable import repeated_layers
+from shared.models.trainable import called_layers
 from shared.options.data_options import ModelOptions
 
 FAMILIES = ("bert", "camembert", "deit", "distilbert", "electra", "modernbert", "roberta", "vit", "xlm-roberta")
@@ -126,7 +126,7 @@ def compile_layers(config: ModelOptions, model: nn.Module, fixed_shapes: bool = 
     """
     if not config.torch_compile:
         return model
-    if not (layers := repeated_layers(model)):
+    if not (layers := called_layers(model)):
         raise UserError(f"--torch_compile finds no repeated layers in a {type(model).__name__}: leave it out")
     torch.compiler.config.recompile_limit = MOST_VARIANTS
     of_torch_models.compile_whole_under_ddp()

@@ -50,7 +50,7 @@ NUMBERS = [*range(30), *(i + 0.5 for i in range(20))]
         ("a.json", [{"text": f"é {i}", "label": [i] * (i % 3)} for i in range(50)]),
         ("late.jsonl", [{"text": "2020-01-01" if i < 9 else f"é {i}"} for i in range(20)]),
         ("more.jsonl", [{"text": f"é {i}", "x": i if i > 8 else None} for i in range(20)]),
-        ("gaps.jsonl", [{"x": [None, i], "text": {"label": [[None, f"é {i}"], []]}} for i in range(20)]),
+        ("gaps.jsonl", [{"x": [None, i], "y": [None], "text": {"label": [[None, f"é {i}"], []]}} for i in range(20)]),
     ],
 )
 def test_columns_and_types_are_those_of_the_whole_file_and_not_of_a_block(tmp_path, name, rows):

@@ -49,9 +49,9 @@ def test_layers_that_share_a_parameter_have_none_or_have_no_forward_are_not_unit
     assert units(nn.ModuleDict({"layers": shared})) == [shared[2]]
     assert units(nn.Sequential(nn.Tanh(), nn.Tanh())) == []
     assert units(nn.Linear(2, 2)) == []
-    lists = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.Tanh()]) for _ in range(2))
+    lists = nn.ModuleList(nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)])]) for _ in range(2))
     assert units(nn.ModuleDict({"layers": lists})) == []
-    stages = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2)]) for _ in range(2))
+    stages = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.Tanh()]) for _ in range(2))
     assert units(nn.ModuleDict({"stages": stages})) == [stages[0][0], stages[1][0]]
 
 

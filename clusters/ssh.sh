@@ -11,7 +11,7 @@ usage: clusters/ssh.sh HOSTFILE -- RECIPE [FLAGS OF THE RECIPE]
 HOSTFILE names one machine per line, as for ssh (user@host, or a name in ~/.ssh/config), and nothing else; # starts a
 comment. The repository must be in the same folder on all of them. ssh must not prompt: use a key without a passphrase,
 or an agent.
-When a machine fails, or on Ctrl-C, all machines are ended; they save a checkpoint first. Environment variables:
+On Ctrl-C, all machines save a checkpoint and end. When one fails, the others end. Environment variables:
 
     PROCESSES    processes per machine (default: one per GPU)
     MASTER_ADDR  address of the first machine for the others (default: its name in HOSTFILE)

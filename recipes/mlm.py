@@ -78,7 +78,7 @@ class Config(TextOptions):
     learning_rate: float | None = None
     """Peak learning rate. None: 2e-3, or 5e-5 if pretrained, 5e-4 for adapters. Large new models need 1e-4 to 1e-3."""
     lr_scheduler_type: ScheduleType = "warmup_stable_decay"
-    """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
+    """Learning rate schedule after the warm-up. A finished run can be made longer with constant and --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
     NEEDS: ClassVar = (*TextOptions.NEEDS, ("cache_gb", "prepared_data"))

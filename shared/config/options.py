@@ -66,7 +66,7 @@ class Options:
     max_train_steps: Annotated[int | None, Meaning.MAY_GROW] = None
     """Number of optimizer steps, instead of --num_train_epochs. None: determined by the epochs."""
     lr_scheduler_type: ScheduleType = "linear"
-    """Learning rate schedule after the warm-up. Only with constant can a finished run be made longer."""
+    """Learning rate schedule after the warm-up. A finished run can be made longer with constant and --warmup_steps."""
     decay_ratio: Share | None = None
     """Fraction of all optimizer steps over which warmup_stable_decay decays to 0 at the end. None: 0.2."""
     warmup_steps: CanBeZero | None = None

@@ -65,8 +65,8 @@ def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             f"make_optimizer: a checkpoint would lose {listed(lost)} of the optimizer's state_dict: keep this in its "
             "state or its groups"
         )
-    rates = dict.fromkeys(str(group.get("lr")) for group in groups)
-    if len(rates) > 1 and not any("lr_scale" in group for group in groups):
+    rates = dict.fromkeys(str(group.get("lr")) for group in groups if "lr_scale" not in group)
+    if len(rates) > 1:
         raise UserError(
             f"make_optimizer: the learning rates of the groups ({listed(list(rates))}) would be lost, because the "
             "schedule sets that of each step: give a group its factor as lr_scale (docs/own_models.md)"

@@ -6,7 +6,7 @@ Without arguments it trains on scikit-learn's digits. With your own images, a fo
 
     ... recipes/image_classification.py --train_dir photos --model_name_or_path microsoft/resnet-18 --freeze_backbone
 
-Expected: 0.992 accuracy on a held-out fifth of the digits after 28 epochs (mean of 3 seeds), in 21 to 27 s.
+Expected: 0.991 accuracy on a held-out fifth of the digits after 28 epochs (mean of 5 seeds), in 21 to 27 s.
 To copy: python -m shared.vendor recipes/image_classification.py FOLDER
 """
 

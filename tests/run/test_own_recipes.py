@@ -25,9 +25,9 @@ MEAN = (".sum() / micro_batch.normalizer", ".mean()")
 MISNAMED = ('"eval_r2"', '"eval_R2"')
 
 
-def optimizer_of(groups):
-    """The change by which a recipe has an optimizer of these groups."""
-    return SEED, f"        make_optimizer = lambda model, _: torch.optim.AdamW({groups}, lr=0.01)\n"
+def groups(given):
+    """The change by which a recipe has an optimizer of these groups of the parameters of a model `m`."""
+    return SEED, f"        make_optimizer = lambda m, _: torch.optim.AdamW({given}, lr=0.01)\n"
 
 
 def write(folder, *changes):
@@ -83,8 +83,8 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
     ("change", "expected"),
     [
         (MEAN, r"^compute_loss .*micro_batch\.normalizer.*docs/your_own_recipe\.md"),
-        (optimizer_of("[*model.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
-        (optimizer_of("[{'params': [p], 'lr': p.ndim} for p in model.parameters()]"), r"groups \(2, 1\) would be lost"),
+        (groups("[*m.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
+        (groups("[{'params': p, 'lr' if p.ndim > 1 else 'lr_scale': len(p)} for p in m.parameters()]"), r"\(64, 1\)"),
         ((START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"), "a scheduler object"),
         (("            set_learning_rate(optimizer, schedule(step))\n", ""), r"has a learning rate of 0\.01, and"),
         (("num_samples=len(train)", "num_samples=len(validation)"), "the data set has 354 samples, and its plan 88"),

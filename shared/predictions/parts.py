@@ -159,13 +159,13 @@ def begin_or_find(request: Request, prediction: Prediction) -> Record:
     with suppress(OSError, ValueError):
         record = json.loads(request.record.read_text())
     now, before = task | {"bytes": output.stat().st_size}, record.get("settings", {})
-    changed = [f"the {what} has changed" for name, what in FACTS.items() if record.get(name) != now[name]]
-    changed += [
+    settings = [
         f"--{name} was {options.shown(before.get(name))}, is {options.shown(value)}"
         for name, value in task["settings"].items()
         if before.get(name) != value
     ]
-    if changed:
+    facts = [f"the {what} has changed" for name, what in FACTS.items() if record.get(name) != now[name]]
+    if changed := settings or facts:  # settings decide what is read of the input
         why = ", ".join(changed) if record else "there is no record of its predictions"
         raise UserError(f"{FLAG} {output} exists with other content ({why}): remove it, or name another file")
     shutil.rmtree(request.parts_folder, ignore_errors=True)  # a kill may have left parts of it

@@ -108,7 +108,7 @@ def _smallest(count: int, most: int, *words: int) -> rows.Chosen:
 def skip_incomplete(table: pa.Table, columns: Sequence[str], of_values: Sequence[str] = ()) -> pa.Table:
     """`table` without the rows that lack a value in one of those columns that exist; prints how many are skipped.
 
-    The columns `of_values` are also complete in their lists, such as labels and hard negatives: see `missing`.
+    In lists of the columns `of_values`, such as labels and hard negatives, an empty text is no value: see `missing`.
 
     Raises:
         UserError: no row is left.

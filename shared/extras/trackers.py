@@ -50,7 +50,7 @@ class Trackers(Hook):
 
         progress.run_id, state = on_main_process(self.accelerator, start)
         run.card["tracker"] = state or shown(config.report_to)
-        run.closing.push(self.close)
+        run.closing.push(self.closed)
 
     def logged(self, step: int, values: Mapping[str, Value]) -> None:
         """Send the numbers of a line. Text, such as the digest of the samples, stays in metrics.jsonl."""
@@ -64,10 +64,7 @@ class Trackers(Hook):
 
         self._guarded("failed and was dropped", send)
 
-    def closed(self) -> None:
-        self.close(None)
-
-    def close(self, error: type[BaseException] | None, *_: object) -> None:
+    def closed(self, error: type[BaseException] | None = None, *_: object) -> None:
         """Close the trackers: a process that ends at once loses their lines. wandb shows an `error` as a failed run."""
         wrong = error is not None and not issubclass(error, Preempted)
         self._guarded(

@@ -261,8 +261,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
 def units(model: nn.Module) -> list[nn.Module]:
     """The repeated layers that can be gathered alone: they have a forward pass, and parameters of their own only."""
-    uses = parameter_uses(model)
-    layers = [layer for layer in called_layers(model) if not isinstance(layer, nn.ModuleList | nn.ModuleDict)]
+    uses, layers = parameter_uses(model), called_layers(model)
     return [layer for layer in layers if (inside := parameter_uses(layer)) and inside.items() <= uses.items()]
 
 

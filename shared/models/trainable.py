@@ -159,14 +159,17 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
     for child in model.children():
         layers = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
-        found += layers if len(layers) > 1 and len({*map(type, layers)}) == 1 else repeated_layers(child)
+        if len(layers) > 1 and len({type(layer) for layer in layers}) == 1:
+            found += layers
+        else:
+            found += repeated_layers(child)
     return found
 
 
 def called_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated layers that have a forward pass: of a stage that is a list, such as that of a PVT, its items."""
     stages = (layer.children() if isinstance(layer, nn.ModuleList) else [layer] for layer in repeated_layers(model))
-    return [*chain.from_iterable(stages)]
+    return [each for each in chain.from_iterable(stages) if not isinstance(each, nn.ModuleList | nn.ModuleDict)]
 
 
 def backbone(model: Any) -> nn.Module:

@@ -110,7 +110,6 @@ def test_the_readme_lists_exactly_the_keys_without_effect(tmp_path: Path) -> Non
 
 # The keys and variables that a recipe refuses
 
-
 FSDP = {"fsdp_version": 2, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
 REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "DYNAMO_BACKEND is INDUCTOR .* use --torch_compile"),

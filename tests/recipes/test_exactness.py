@@ -75,7 +75,6 @@ def outputs(configs, tmp_path_factory):
 
 # Any recipe
 
-
 ADAM = [("nlp", world, f"adam-{budget}", "adam-576") for budget in BUDGETS for world in WORLDS]
 ADAM += [("nlp", world, "rows", "adam-576") for world in WORLDS]
 ADAM += [("nlp", world, name, name) for name in ("dropout", "rows-dropout", "epochs") for world in (2, 3)]

@@ -84,6 +84,7 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
     [
         (MEAN, r"^compute_loss .*micro_batch\.normalizer.*docs/your_own_recipe\.md"),
         (groups("[*m.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
+        (groups("[{'params': [p], 'lr': p.ndim} for p in m.parameters()]"), r"groups \(2, 1\) would be lost"),
         (groups("[{'params': p, 'lr' if p.ndim > 1 else 'lr_scale': len(p)} for p in m.parameters()]"), r"\(64, 1\)"),
         ((START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"), "a scheduler object"),
         (("            set_learning_rate(optimizer, schedule(step))\n", ""), r"has a learning rate of 0\.01, and"),

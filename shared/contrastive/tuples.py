@@ -100,16 +100,19 @@ def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples
     With --label_column_name, the scores of the samples, too.
 
     Raises:
-        UserError: a row has another number of negatives than the first, or see `of_columns`, `numbers_in` and
-            `static_tokenizer`.
+        UserError: a row has another number of negatives than the first, a prompt leaves no room for text, or see
+            `of_columns`, `numbers_in` and `static_tokenizer`.
         UserError, Unfinished: see `tokenize`. A task of a job array writes its share of each column first.
     """
     config = of_columns(config, config.text_column_names)
     tokenizer = static_tokenizer(tokenizer) if config.static else tokenizer
     texts = []
     for place, column in enumerate(config.text_column_names):
+        prompt, most = config.prompts[place], config.max_length[place]
+        if prompt and tokenizer.num_special_tokens_to_add() + len(tokenizer.tokenize(prompt.rstrip())) >= most:
+            raise UserError(f"--max_length {most} leaves no room for text after the prompt {prompt!r}: increase it")
         prepared, names = texts_in(table, column) if place > 1 else (table, [column])
-        texts += [(prepared, (name,), tokenizer, config.max_length[place], config.prompts[place]) for name in names]
+        texts += [(prepared, (name,), tokenizer, most, prompt) for name in names]
     tokens = each_share(lambda text: tokenize(*text), texts)
     scores = numbers_in(table, config.label_column_name) if config.label_column_name else None
     return TextTuples(tokens, [name for _, (name,), *_ in texts], scores)

@@ -157,6 +157,7 @@ def test_prompts_lengths_and_lists_give_the_tokens_of_the_texts_written_out(data
         ([["a", "b"], ["a", " "]], {"prompts": ("", "", "x ")}, "row 2 of .* has no text in other 2: fill it in"),
         ([[1], [2]], {}, "--text_column_names other 1: this column of .* contains int64, not text"),
         ([["a"], ["b"]], {"max_length": (8, 8)}, "--max_length 8 8: give one for each of .*, 3 in all"),
+        ([["a"], ["b"]], {"prompts": ("", "is it " * 9, "")}, "--max_length 16 leaves no room for text after the "),
         ([["a"], ["b"]], {"text_column_names": ("query", "other")}, "--text_column_names other: .* contains list<"),
     ],
 )

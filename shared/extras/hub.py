@@ -115,7 +115,7 @@ class ModelCard(Hook):
 def card(run: Any, model: nn.Module) -> str:
     """The card of an unwrapped model of a run, with the notes of the run as paragraphs."""
     config, (step, results) = run.config, results_of(run.config, run.progress)
-    names_of_data = fields_with(type(config), Meaning.NAMES_DATA)
+    names_of_data = fields_with(type(config), Meaning.NAMES_DATA) - {"corpus_file"}  # nothing is trained on it
     named = [getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names_of_data]
     data = next((shown(value) for value in named if value), "the embedded data")
     header, how_to_load = ["tags: [accelerate-recipes]"], []

@@ -68,11 +68,11 @@ def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch
     assert "    recipes/nlp.py --train_file 'my data.csv' --seed 3\n" in card  # can be pasted into a shell
 
     chosen = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
-    best = nlp.Config(model_name_or_path="owner/model", run_name="mine", **chosen)
-    card = card_of(best)
+    card = card_of(nlp.Config(model_name_or_path="owner/model", run_name="mine", **chosen))
     for expected in ("\nbase_model: owner/model\n", "\n# mine\n", "on the embedded data: 4 steps", "accuracy | 0.7500"):
         assert expected in card
     assert "base_model" not in card_of(nlp.Config(model_name_or_path=str(tmp_path)))
+    assert "on the embedded data: 8" in card_of(runs.load_recipe("embeddings").Config(corpus_file=("searched.csv",)))
 
 
 BERT = ["--model_name_or_path", "bert"]

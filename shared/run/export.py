@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.states import distinct
 from shared.config.options import Options
-from shared.disk import remedy, usual_permissions
+from shared.disk import remedy, remove_unfinished, usual_permissions
 from shared.errors import UserError
 from shared.processes.collectives import on_main_process
 
@@ -76,7 +76,7 @@ def write_folder(folder: Path, fill: Callable[[Path], object]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_unfinished(folder.parent, f"{folder.name}.partial-*")  # also those of writers that were killed
 
 
 def results_of(config: Options, progress: Progress) -> tuple[int, dict[str, float]]:

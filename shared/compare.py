@@ -142,7 +142,7 @@ def not_in_result(*paths: Path) -> set[str]:
     """
     found = set(fields_with(Options, Meaning.NOT_IN_RESULT))
     for path in paths:
-        line = path.read_text(encoding="utf-8").partition("\n")[0]
+        line = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]  # `load` refuses other files
         found |= set(line.removeprefix(NOT_IN_RESULT).split()) if line.startswith(NOT_IN_RESULT) else set()
     return found
 

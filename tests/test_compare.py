@@ -155,6 +155,7 @@ def test_runs_that_cannot_be_compared_exit_with_2_and_one_line(make_run, tmp_pat
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/metrics.jsonl").touch()
     a = make_run("a")
+    (make_run("binary") / "config.yaml").write_bytes(b"\xff")
     make_run("elsewhere", lambda lines: [line.update(step=line["step"] + 3) for line in lines], checkpoints=())
     for other, flags, said in (
         ("missing", (), "missing/metrics.jsonl"),
@@ -162,6 +163,7 @@ def test_runs_that_cannot_be_compared_exit_with_2_and_one_line(make_run, tmp_pat
         ("elsewhere", (), "--logging_steps"),
         (make_run("b", seed=1), ["--table"], "have the same settings and the same seed"),
         (make_run("c", seed=2, finished=False), ["--table"], "is not finished"),
+        ("binary", ["--table"], "binary/config.yaml: is not valid YAML"),
         ("none", ["--table"], f"No such file or directory: '{tmp_path / 'none/config.yaml'}'"),
     ):
         code, out, error = compare(capsys, a, tmp_path / other, *flags)

@@ -109,51 +109,49 @@ class ModelCard(Hook):
     """Adds README.md to model/, the card of the model: its training, its metrics, and the command that trained it."""
 
     def saved(self, run: Any, model: nn.Module, folder: Path) -> None:
-        (folder / CARD).write_text(card(run, model))
+        (folder / CARD).write_text(card(run, model, folder))
 
 
-def card(run: Any, model: nn.Module) -> str:
-    """The card of an unwrapped model of a run, with the notes of the run as paragraphs."""
+def card(run: Any, model: nn.Module, folder: Path) -> str:
+    """The card of an unwrapped model of a run in `folder`, with the notes of the run as paragraphs."""
     config, (step, results) = run.config, results_of(run.config, run.progress)
     names_of_data = fields_with(type(config), Meaning.NAMES_DATA) - {"corpus_file"}  # nothing is trained on it
     named = [getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names_of_data]
     data = next((shown(value) for value in named if value), "the embedded data")
-    header, how_to_load = ["tags: [accelerate-recipes]"], []
-    if (base := getattr(config, "model_name_or_path", None)) and not Path(base).exists():
-        header.insert(0, f"base_model: {base}")
+    base, library, how_to_load = getattr(config, "model_name_or_path", None), "", ""
+    trained_on_base = base and not Path(base).exists() and not getattr(config, "from_scratch", False)
     if hasattr(model, "save_pretrained"):
-        header.insert(0, "library_name: transformers")
+        library = "sentence-transformers" if (folder / "modules.json").is_file() else "transformers"
     else:
-        how_to_load = [
-            f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:",
-            "",
-            "    from safetensors.torch import load_model",
-            f'    load_model(model, "{WEIGHTS}")',
-            "",
-        ]
-    return "\n".join(
-        [
-            "---",
-            *header,
-            "---",
-            "",
-            f"# {config.run_name or Path(config.output_dir).resolve().name}",
-            "",
-            f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
-            f"samples, seed {config.seed}.",
-            "",
-            *(line for note in run.notes for line in (note, "")),
-            "| metric on the validation data | value |",
-            "|---|---|",
-            "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items()),
-            "",
-            *how_to_load,
-            "Command:",
-            "",
-            f"    {shlex.join(sys.argv)}",
-            "",
-        ]
-    )
+        how_to_load = f"""\
+`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:
+
+    from safetensors.torch import load_model
+    load_model(model, "{WEIGHTS}")
+
+"""
+    header = {"library_name": library, "base_model": base if trained_on_base else "", "tags": "[accelerate-recipes]"}
+    lines = "\n".join(f"{name}: {value}" for name, value in header.items() if value)
+    notes = "".join(f"{note}\n\n" for note in run.notes)
+    metrics = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
+    trained = f"{count_of(step, 'step')} of {config.global_batch_size} samples, seed {config.seed}"
+    return f"""\
+---
+{lines}
+---
+
+# {config.run_name or Path(config.output_dir).resolve().name}
+
+Trained with accelerate-recipes on {data}: {trained}.
+
+{notes}| metric on the validation data | value |
+|---|---|
+{metrics}
+
+{how_to_load}Command:
+
+    {shlex.join(sys.argv)}
+"""
 
 
 class Upload(Hook):

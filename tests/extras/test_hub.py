@@ -8,6 +8,7 @@ from typing import ClassVar
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from runs import refusal
 
 from shared.errors import UserError
 from shared.extras import hub
@@ -47,8 +48,7 @@ def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(socket, "create_connection", hang)
     try:
-        with pytest.raises(UserError, match=r"no answer in 0\.05 s"):
-            hub.require_hub("--dataset_name", "a/b")
+        assert "no answer in 0.05 s" in refusal(hub.require_hub, "--dataset_name", "a/b")
     finally:
         released.set()
 
@@ -58,14 +58,12 @@ def test_the_proxy_is_checked_if_one_is_set_and_offline_mode_is_respected(monkey
     monkeypatch.setenv("http_proxy", stand_in)
     hub.require_hub("--dataset_name", "a/b")
     monkeypatch.setenv("http_proxy", closed)
-    with pytest.raises(UserError, match=r"no network to 127\.0\.0\.1"):
-        hub.require_hub("--dataset_name", "a/b")
+    assert "no network to 127.0.0.1" in refusal(hub.require_hub, "--dataset_name", "a/b")
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     hub.require_hub("--dataset_name", "a/b")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        hub.require_hub("--dataset_name", "a/b")
+    assert "HF_HUB_OFFLINE" in refusal(hub.require_hub, "--dataset_name", "a/b")
 
 
 def test_a_local_model_needs_no_hub(monkeypatch, tmp_path, closed):
@@ -91,8 +89,7 @@ def test_a_cached_model_is_loaded_from_local_files_only_without_a_network(monkey
         cached.write_text(content)
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     assert hub.require_model("someone/model") is True
-    with pytest.raises(UserError, match="is not on this machine"):
-        hub.require_model("someone/model", "another-branch")
+    assert "is not on this machine" in refusal(hub.require_model, "someone/model", "another-branch")
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     assert hub.require_model("someone/model") is False
 

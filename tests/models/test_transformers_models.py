@@ -59,7 +59,7 @@ def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch
     config = nlp.Config(output_dir=str(tmp_path / "name"), train_file="my data.csv", seed=3)
 
     def card_of(config):
-        return hub.card(SimpleNamespace(config=config, progress=finished_progress, notes=["a note"]), model)
+        return hub.card(SimpleNamespace(config=config, progress=finished_progress, notes=["a note"]), model, tmp_path)
 
     card = card_of(config)
     assert card.startswith("---\nlibrary_name: transformers\ntags: [accelerate-recipes]\n---\n\n# name\n")
@@ -71,7 +71,10 @@ def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch
     card = card_of(nlp.Config(model_name_or_path="owner/model", run_name="mine", **chosen))
     for expected in ("\nbase_model: owner/model\n", "\n# mine\n", "on the embedded data: 4 steps", "accuracy | 0.7500"):
         assert expected in card
-    assert "base_model" not in card_of(nlp.Config(model_name_or_path=str(tmp_path)))
+    new = runs.load_recipe("image_classification").Config(model_name_or_path="owner/model", from_scratch=True)
+    assert all("base_model" not in card_of(config) for config in (nlp.Config(model_name_or_path=str(tmp_path)), new))
+    (tmp_path / "modules.json").touch()
+    assert "\nlibrary_name: sentence-transformers\n" in card_of(nlp.Config())
     assert "on the embedded data: 8" in card_of(runs.load_recipe("embeddings").Config(corpus_file=("searched.csv",)))
 
 

@@ -126,34 +126,21 @@ def card(run: Any, model: nn.Module) -> str:
     else:
         how_to_load = [
             f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:",
-            "",
-            "    from safetensors.torch import load_model",
-            f'    load_model(model, "{WEIGHTS}")',
-            "",
+            f'    from safetensors.torch import load_model\n    load_model(model, "{WEIGHTS}")',
         ]
-    return "\n".join(
-        [
-            "---",
-            *header,
-            "---",
-            "",
-            f"# {config.run_name or Path(config.output_dir).resolve().name}",
-            "",
-            f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
-            f"samples, seed {config.seed}.",
-            "",
-            *(line for note in run.notes for line in (note, "")),
-            "| metric on the validation data | value |",
-            "|---|---|",
-            "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items()),
-            "",
-            *how_to_load,
-            "Command:",
-            "",
-            f"    {shlex.join(sys.argv)}",
-            "",
-        ]
-    )
+    values = [f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items()]
+    paragraphs = [
+        "\n".join(["---", *header, "---"]),
+        f"# {config.run_name or Path(config.output_dir).resolve().name}",
+        f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
+        f"samples, seed {config.seed}.",
+        *run.notes,
+        "\n".join(["| metric on the validation data | value |", "|---|---|", *values]),
+        *how_to_load,
+        "Command:",
+        f"    {shlex.join(sys.argv)}",
+    ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 class Upload(Hook):

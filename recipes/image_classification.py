@@ -54,7 +54,7 @@ class Config(AugmentationOptions):
     binary_cross_entropy: bool = False
     """Train each class as a yes-or-no question. eval_loss and probabilities stay those of exclusive classes."""
     class_weights: tuple[str, ...] | None = None
-    """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
+    """Class weights of the training loss: balanced, or numbers in the order of the model's labels. None: all equal."""
     weight_decay: float = 5e-4
     """Weight decay; not applied to biases and norms."""
     lr_scheduler_type: ScheduleType = "cosine"

@@ -24,8 +24,13 @@ SIZES = {
 }
 DISTILBERT = {"dim": 16, "hidden_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 3, "eos_token_id": 3}
+LAYERS = {"layers": 2, "attention_heads": 2, "ffn_dim": 32}
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "eos_token_id": 3}
 T5 |= {"decoder_start_token_id": 0}
+PEGASUS = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in LAYERS.items()}
+PEGASUS |= {"d_model": 16, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+PERCEIVER = {"num_latents": 4, "d_latents": 16, "d_model": 16, "num_self_attends_per_block": 2, "qk_channels": 16}
+PERCEIVER |= {"num_self_attention_heads": 2, "num_cross_attention_heads": 2, "max_position_embeddings": 64}
 FUNNEL = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1], "num_decoder_layers": 1}
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 FAMILIES = {  # name in the table: model_type and what its config has
@@ -40,6 +45,7 @@ FAMILIES = {  # name in the table: model_type and what its config has
     "MPNet": ("mpnet", SIZES),
     "Longformer": ("longformer", SIZES | {"attention_window": [16, 16]}),
     "BigBird": ("big_bird", SIZES),
+    "BigBird-Pegasus": ("bigbird_pegasus", PEGASUS),
     "RoFormer": ("roformer", SIZES | {"embedding_size": 16}),
     "SqueezeBERT": ("squeezebert", SIZES | {"embedding_size": 16} | dict.fromkeys(GROUPS, 1)),
     "FNet": ("fnet", SIZES),
@@ -51,6 +57,8 @@ FAMILIES = {  # name in the table: model_type and what its config has
     "Llama": ("llama", SIZES | {"num_key_value_heads": 1}),
     "Qwen2": ("qwen2", SIZES | {"num_key_value_heads": 1}),
     "T5": ("t5", T5),
+    "XLNet": ("xlnet", {"d_model": 16, "d_inner": 32, "n_layer": 2, "n_head": 2, "pad_token_id": 0}),
+    "Perceiver": ("perceiver", PERCEIVER),
 }
 
 

@@ -24,7 +24,7 @@ from benchmarks.harness.gpu_benchmarks import TINY
 from shared.encoders.attention import use_packed_attention
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing
-from shared.models.trainable import repeated_layers
+from shared.models.trainable import called_layers
 from shared.options.data_options import ModelOptions
 from shared.speed.layers import use_activation_dtype
 from shared.text.tokenized import Rows
@@ -104,7 +104,7 @@ def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, floa
         use_activation_dtype(ModelOptions(activation_dtype="bf16"), model)
     called: Callable[..., Any] = model
     if how.compiled == "layers":
-        for layer in repeated_layers(model):
+        for layer in called_layers(model):
             layer.compile(dynamic=how.dynamic)
     elif how.compiled == "whole":
         called = torch.compile(model, dynamic=how.dynamic)

@@ -64,7 +64,8 @@ class MaskedHead:
         self.masked = None
         if masked is None or output.logits.ndim < 3:
             return output
-        logits = output.logits.flatten(0, 1).index_select(0, masked)
+        logits = output.logits[:, : arguments["input_ids"].shape[1]]  # a Perceiver has those of all its positions
+        logits = logits.flatten(0, 1).index_select(0, masked)
         if hasattr(output, "_replace"):  # a NamedTuple
             return output._replace(logits=logits)
         output["logits"] = logits

@@ -9,6 +9,7 @@ padding.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -82,13 +83,13 @@ def packing_is_exact(model: Any, in_rows: bool = False) -> bool:
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
     batch = text_batch(model.config)
-    expected = [rows[1:] for rows in outputs_of(model, batch)]  # packed without the longest, so that rows get shorter
     real = batch["attention_mask"].bool()[1:]
     packed = Packing.for_model(model.config)(Rows(real.sum(1).numpy(), batch["input_ids"][1:][real].numpy()))
     if not in_rows:
         del packed["attention_mask"]
-    use_packed_attention(model, torch.device("cpu"), "no")
     try:
+        expected = [rows[1:] for rows in outputs_of(model, batch)]  # packed without the longest: rows get shorter
+        use_packed_attention(model, torch.device("cpu"), "no")
 
         def alike(one: Tensor, rows: Tensor) -> bool:
             """Whether outputs are equal: of packed tokens [1, T, ...], or of rows, perhaps [rows, longest, ...]."""
@@ -132,8 +133,10 @@ def pack_or_pad(
 def pad_rows(model: Any, data: Any, tokenizer: Any, config: Any) -> tuple[Padding, str]:
     """The collate function of rows for a model, and a description for the user, empty if padding does not matter.
 
-    If padding changes the output of a model (because it uses Fourier transforms over tokens, or pools pairs of them),
-    all rows are padded to --max_length, so that the output for a text does not depend on the other texts of the batch.
+    Padding comes after a text, or before it as in the tokenizer if the output then does not depend on it: the head of
+    an XLNet reads the last token of a row. If the output depends on it in any case (because a model uses Fourier
+    transforms over tokens, or pools pairs of them), all rows are padded to --max_length, so that the output for a text
+    does not depend on the other texts of the batch.
 
     Args:
         model: not yet on its device.
@@ -146,27 +149,25 @@ def pad_rows(model: Any, data: Any, tokenizer: Any, config: Any) -> tuple[Paddin
     """
     row, types, *_ = data[0] if isinstance(data[0], tuple) else (data[0], None)
     usual, longest = 8 if config.activation_dtype or config.mixed_precision != "no" else 1, config.max_length
-    short = Padding(tokenizer.pad_token_id, usual, longest)
     if longest <= TRIAL_PADDING + 1:
-        return short, ""
+        return Padding(tokenizer.pad_token_id, usual, longest), ""
     most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)
     kept = np.r_[np.arange(len(row))[: most - 1], len(row) - 1]  # always includes the last token
-
     item = row[kept], None if types is None else types[kept], None
 
     def padded(length: int) -> list[Tensor]:
-        return outputs_of(model, Padding(tokenizer.pad_token_id, length, length)([item]))
+        return outputs_of(model, Padding(tokenizer.pad_token_id, length, length, left)([item]))
 
-    try:
-        pairs = zip(padded(len(kept) + TRIAL_PADDING), padded(len(kept)), strict=True)
-        # If there is an output for each token, those of the padding do not matter.
-        if all(same(more if more.shape == few.shape else more[:, : len(kept)], few) for more, few in pairs):
-            return short, ""
-    except RuntimeError:  # the model supports only some lengths
-        pass
+    for left in dict.fromkeys((False, getattr(tokenizer, "padding_side", "") == "left")):
+        real = slice(TRIAL_PADDING * left, TRIAL_PADDING * left + len(kept))
+        with suppress(Exception):  # the model supports only some lengths
+            pairs = zip(padded(len(kept) + TRIAL_PADDING), padded(len(kept)), strict=True)
+            # If there is an output for each token, those of the padding do not matter.
+            if all(same(more if more.shape == few.shape else more[:, real], few) for more, few in pairs):
+                return Padding(tokenizer.pad_token_id, usual, longest, left), ""
     with about(f"--max_length {longest}: a {type(model).__name__} cannot compute rows of that length"):
         padded(longest)
-    return Padding(tokenizer.pad_token_id, longest, longest), (
+    return Padding(tokenizer.pad_token_id, longest, longest, left), (
         f"; each padded to --max_length {longest}, because padding changes the output of a {type(model).__name__}: "
         f"use the model with padding='max_length', max_length={longest} in its tokenizer"
     )

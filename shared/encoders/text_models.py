@@ -64,7 +64,8 @@ def attend_to_all(accelerator: Any, model: Any) -> None:
     """
     config: Any = getattr(model, "config", None)
     if getattr(config, "attention_type", None) == "block_sparse":
-        model.base_model.set_attention_type("original_full")
+        own = next(module for module in model.modules() if hasattr(module, "set_attention_type"))
+        own.set_attention_type("original_full")
         config.attention_type = "original_full"
         accelerator.print(
             f"{type(model).__name__} attends to all tokens: block-sparse attention depends on the order of the batches"

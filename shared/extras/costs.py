@@ -90,13 +90,7 @@ class Costs(Hook):
         waited = self.loader.seconds_waited - self.waited_before
         if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
             waited = min(waited, parts["data_wait"])
-        peak_memory, reserved_memory = memory(self.device, self.process)
-        return parts | {
-            "data_wait": waited,
-            "positions": self.positions,
-            "peak_memory": peak_memory,
-            "reserved_memory": reserved_memory,
-        }
+        return parts | memory(self.device, self.process) | {"data_wait": waited, "positions": self.positions}
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
         """See `costs`; the next reading begins here."""
@@ -155,11 +149,13 @@ def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items()}
 
 
-def memory(device: torch.device, process: psutil.Process) -> tuple[int, int]:
+def memory(device: torch.device, process: psutil.Process) -> dict[str, float]:
     """Peak and current bytes of this process: of the CUDA allocator, or resident memory on a CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, process.memory_info().rss
+        peak, current = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+    else:
+        peak, current = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, process.memory_info().rss
+    return {"peak_memory": peak, "reserved_memory": current}
 
 
 class Stopwatch:

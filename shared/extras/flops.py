@@ -96,9 +96,9 @@ def count_flops(model: nn.Module, forward: Callable[[], object], is_sequence: bo
         nonlocal positions
         positions += positions_of(args, kwargs, is_sequence)
 
-    def count(layer: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    def count(layer: Any, args: tuple[Any, ...], output: Any) -> None:
         nonlocal operations
-        if layer.training:
+        if layer.training and isinstance(output, Tensor):  # a router of experts gives several
             product = 2 * output.numel() * math.prod(layer.weight.shape[1:])  # under FSDP, too, of the whole weight
             operations += PASSES * product
             if not layer.weight.requires_grad:

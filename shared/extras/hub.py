@@ -118,40 +118,29 @@ def card(run: Any, model: nn.Module, folder: Path) -> str:
     names_of_data = fields_with(type(config), Meaning.NAMES_DATA) - {"corpus_file"}  # nothing is trained on it
     named = [getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names_of_data]
     data = next((shown(value) for value in named if value), "the embedded data")
-    base, library, how_to_load = getattr(config, "model_name_or_path", None), "", ""
-    trained_on_base = base and not Path(base).exists() and not getattr(config, "from_scratch", False)
-    if hasattr(model, "save_pretrained"):
-        library = "sentence-transformers" if (folder / "modules.json").is_file() else "transformers"
-    else:
-        how_to_load = f"""\
-`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:
-
-    from safetensors.torch import load_model
-    load_model(model, "{WEIGHTS}")
-
-"""
-    header = {"library_name": library, "base_model": base if trained_on_base else "", "tags": "[accelerate-recipes]"}
-    lines = "\n".join(f"{name}: {value}" for name, value in header.items() if value)
-    notes = "".join(f"{note}\n\n" for note in run.notes)
-    metrics = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
-    trained = f"{count_of(step, 'step')} of {config.global_batch_size} samples, seed {config.seed}"
-    return f"""\
----
-{lines}
----
-
-# {config.run_name or Path(config.output_dir).resolve().name}
-
-Trained with accelerate-recipes on {data}: {trained}.
-
-{notes}| metric on the validation data | value |
-|---|---|
-{metrics}
-
-{how_to_load}Command:
-
-    {shlex.join(sys.argv)}
-"""
+    base, how_to_load = getattr(config, "model_name_or_path", None), []
+    is_base = base and not Path(base).exists() and not getattr(config, "from_scratch", False)
+    library = "sentence-transformers" if (folder / "modules.json").is_file() else "transformers"
+    if not hasattr(model, "save_pretrained"):
+        library = ""
+        how_to_load = [
+            f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:",
+            f'    from safetensors.torch import load_model\n    load_model(model, "{WEIGHTS}")',
+        ]
+    header = {"library_name": library, "base_model": base if is_base else "", "tags": "[accelerate-recipes]"}
+    values = [f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items()]
+    paragraphs = [
+        "\n".join(["---", *(f"{name}: {value}" for name, value in header.items() if value), "---"]),
+        f"# {config.run_name or Path(config.output_dir).resolve().name}",
+        f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
+        f"samples, seed {config.seed}.",
+        *run.notes,
+        "\n".join(["| metric on the validation data | value |", "|---|---|", *values]),
+        *how_to_load,
+        "Command:",
+        f"    {shlex.join(sys.argv)}",
+    ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 class Upload(Hook):

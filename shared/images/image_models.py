@@ -17,7 +17,7 @@ from shared.models.transformers_models import check_loads
 from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
 from shared.speed.first_token import shorten_last_layer
 from shared.speed.layers import compile_layers, use_activation_dtype
-from shared.speed.self_check import outputs_of
+from shared.speed.self_check import in_eval_mode
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -207,8 +207,8 @@ def adapt_to_device(accelerator: Any, config: Any, model: Any, geometry: Geometr
     if geometry and config.model_name_or_path:
         name = f"--model_name_or_path {config.model_name_or_path}: a {type(model).__name__}"
         for size in {geometry.size, config.train_image_size or geometry.size}:
-            with about(f"{name} cannot take images of {size} x {size}"):
-                logits, *_ = outputs_of(model, {"pixel_values": torch.zeros(2, 3, size, size)})
+            with about(f"{name} cannot take images of {size} x {size}"), torch.no_grad(), in_eval_mode(model):
+                logits = model(pixel_values=torch.zeros(2, 3, size, size)).logits
             if logits.shape != (2, len(model.config.id2label)):
                 raise UserError(f"{name} returns {[*logits.shape[1:]]}, not one logit per class: use another model")
     check_loads(model)

@@ -12,7 +12,7 @@ from shared.compat import of_torch, of_torch_models
 from shared.config import options
 from shared.config.options import base_learning_rate
 from shared.errors import UserError, about
-from shared.models.trainable import backbone, repeated_layers
+from shared.models.trainable import backbone, layers_by_depth
 from shared.monitoring.hooks import Hook
 from shared.optimization import optimizers
 from shared.optimization.optimizers import adam, parameter_groups
@@ -68,29 +68,32 @@ def muon_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
 def rates_by_layer(model: nn.Module, groups: list[dict[str, Any]], decay: float | None) -> list[dict[str, Any]]:
     """Split an optimizer's parameter groups by layer; `lr_scale` of a group multiplies the learning rate.
 
-    The last of L layers has the scale `decay`, the one below it `decay` squared, and so on. Embeddings, and everything
-    else that the model registers before its first layer, have `decay` to the power L + 1; the rest (head, pooler, last
-    norm) has 1. Sources: Howard and Ruder, arXiv:1801.06146; Clark et al. (ELECTRA), arXiv:2003.10555. None returns the
-    groups unchanged.
+    The last of L layers has the scale `decay`, the one below it `decay` squared, and so on. What the model registers
+    between two layers has the scale of the lower one. Embeddings, and everything else before the first layer, have
+    `decay` to the power L + 1; what follows the last one (head, pooler, last norm) has 1. Sources: Howard and Ruder,
+    arXiv:1801.06146; Clark et al. (ELECTRA), arXiv:2003.10555. None returns the groups unchanged.
 
     Raises:
         UserError: the model has no list of layers.
     """
     if decay is None:
         return groups
-    if not (layers := repeated_layers(model)):
+    if not (layers := layers_by_depth(model)):
         raise UserError(
             f"--layer_lr_decay {decay:g}: a {type(model).__name__} has no list of layers of one kind: leave it out"
         )
-    scales = {id(p): decay ** (len(layers) - index) for index, layer in enumerate(layers) for p in layer.parameters()}
-    first = min(place for place, parameter in enumerate(model.parameters()) if id(parameter) in scales)
-    below = [p for place, (name, p) in enumerate(model.named_parameters()) if place < first or "embed" in name]
-    scales = {id(parameter): decay ** (len(layers) + 1) for parameter in below} | scales
+    depths = {id(p): depth for depth, parts in enumerate(layers) for part in parts for p in part.parameters()}
+    last = max(place for place, parameter in enumerate(model.parameters()) if id(parameter) in depths)
+    scales, depth = {}, -1
+    for place, (name, parameter) in enumerate(model.named_parameters()):
+        depth = depths.get(id(parameter), depth if place < last else len(layers))
+        lowest = "embed" in name and id(parameter) not in depths
+        scales[id(parameter)] = decay ** (len(layers) - (-1 if lowest else depth))
     split = []
     for group in groups:
         members: dict[float, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            members.setdefault(scales.get(id(parameter), 1.0), []).append(parameter)
+            members.setdefault(scales[id(parameter)], []).append(parameter)
         split += [{**group, "params": found, "lr_scale": scale} for scale, found in members.items()]
     return split
 

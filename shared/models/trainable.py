@@ -154,21 +154,30 @@ class WeightAverage(Hook):
             average.copy_(kept)
 
 
-def repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """The outermost lists of two or more modules of one class, flattened: an encoder's layers, a ResNet's stages."""
-    found: list[nn.Module] = []
+def layers_by_depth(model: nn.Module) -> list[list[nn.Module]]:
+    """The items of the outermost lists of two or more modules of one class: an encoder's layers, a ResNet's stages.
+
+    Items of several ModuleLists of one length in a module are one layer, as attention and MLP of an XLM are.
+    """
+    found: list[list[nn.Module]] = []
+    parallel: dict[object, list[list[nn.Module]]] = {}
     for child in model.children():
         layers = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
         if len(layers) > 1 and len({type(layer) for layer in layers}) == 1:
-            found += layers
+            key = len(layers) if isinstance(child, nn.ModuleList) else child
+            if key not in parallel:
+                found += parallel.setdefault(key, [[] for _ in layers])
+            for parts, layer in zip(parallel[key], layers, strict=True):
+                parts.append(layer)
         else:
-            found += repeated_layers(child)
+            found += layers_by_depth(child)
     return found
 
 
 def called_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers that have a forward pass: of a stage that is a list, such as that of a PVT, its items."""
-    stages = (layer.children() if isinstance(layer, nn.ModuleList) else [layer] for layer in repeated_layers(model))
+    """The layers that have a forward pass: of a stage that is a list, such as that of a PVT, its items."""
+    parts = chain.from_iterable(layers_by_depth(model))
+    stages = (layer.children() if isinstance(layer, nn.ModuleList) else [layer] for layer in parts)
     return [each for each in chain.from_iterable(stages) if not isinstance(each, nn.ModuleList | nn.ModuleDict)]
 
 

@@ -84,7 +84,7 @@ class TextLossOptions(TextOptions, MetricOptions):
     """Settings of the training loss of a text classifier, and of its metrics."""
 
     class_weights: tuple[str, ...] | None = None
-    """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
+    """Class weights of the training loss: balanced, or numbers in the order of the model's labels. None: all equal."""
     label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
     """Share of each target that is spread evenly over all classes. The evaluation loss does not use it."""
 

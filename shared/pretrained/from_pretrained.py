@@ -10,7 +10,7 @@ from torch import nn
 
 from shared.errors import UserError, about, listed, say
 from shared.extras.hub import FLAG, require_model
-from shared.models.trainable import backbone, repeated_layers
+from shared.models.trainable import backbone, layers_by_depth
 from shared.models.transformers_models import without_reports
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
@@ -61,8 +61,8 @@ def require_weights(model: Any, found: dict[str, Any], given: str) -> None:
                 f"{given}: {key} is {tuple(stored)} in its files, and {tuple(needed)} by its config.json: correct that"
             )
     parameters, missing = dict(model.named_parameters()), {*found["missing_keys"]}
-    needed_by = repeated_layers(backbone(model)) if parameters.keys() - missing else [model]
-    of_layers = {id(parameter) for layer in needed_by for parameter in layer.parameters()}
+    needed_by = layers_by_depth(backbone(model)) if parameters.keys() - missing else [[model]]
+    of_layers = {id(parameter) for parts in needed_by for part in parts for parameter in part.parameters()}
     if lacking := [key for key, parameter in parameters.items() if key in missing and id(parameter) in of_layers]:
         others = listed(sorted(found["unexpected_keys"]), 2) or "nothing else"
         raise UserError(

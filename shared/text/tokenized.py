@@ -114,6 +114,7 @@ class Padding:
     pad_token_id: int
     multiple_of: int = 1
     max_length: int | None = None
+    left: bool = False  # whether the padding comes before the text
     packed: ClassVar[bool] = False
     draws_random: ClassVar[bool] = False
 
@@ -129,6 +130,7 @@ class Padding:
         """
         lengths, ids, types, targets, masked = rows if isinstance(rows, tuple) else joined(rows)
         real = np.arange(int(self.padded_lengths(lengths.max()))) < lengths[:, None]
+        real = real[:, ::-1] if self.left else real
         arrays = {"input_ids": np.full(real.shape, self.pad_token_id), "attention_mask": real.astype(np.int64)}
         arrays["input_ids"][real] = ids
         if types is not None:

@@ -27,6 +27,12 @@ def test_convolutions_count_each_output_with_its_kernel():
     assert not {**model._forward_hooks, **model._forward_pre_hooks}
 
 
+def test_a_router_that_gives_several_tensors_does_not_count(monkeypatch):
+    router = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(router, "forward", lambda inputs: (inputs, inputs))
+    assert count_flops(router, lambda: router(torch.ones(3, 2)), is_sequence=False) == 0
+
+
 # `saved` is to be multiplied by 2 FLOPs and 7 rows.
 @pytest.mark.parametrize(("frozen", "saved"), [((), 0), ((0,), 2 * 12), ((1,), 20), ((0, 1), 2 * (12 + 20))])
 def test_frozen_weights_save_products_of_the_backward_pass(frozen, saved):

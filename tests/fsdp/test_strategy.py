@@ -5,24 +5,16 @@ import os
 import pytest
 import runs
 import torch
+from families import MASKED_LM, small
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-)
+from transformers import ResNetConfig, ResNetForImageClassification
 
 from shared.compat import of_accelerate
 from shared.fsdp.strategy import shard, units
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
 MODELS = {
-    "bert": (lambda: BertForMaskedLM(BertConfig(**TEXT)), ["BertLayer"] * 3),
-    "modernbert": (lambda: ModernBertForMaskedLM(ModernBertConfig(**TEXT)), ["ModernBertEncoderLayer"] * 3),
+    "bert": (lambda: small("bert", MASKED_LM), ["BertLayer"] * 3),
+    "modernbert": (lambda: small("modernbert", MASKED_LM), ["ModernBertEncoderLayer"] * 3),
     "resnet": (
         lambda: ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])),
         ["ResNetStage"] * 2,

@@ -157,7 +157,7 @@ def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, 
         recipe.load_data(config_of(recipe, tmp_path / "RegNet", images))
 
 
-def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_path, images):
+def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_path, images, monkeypatch):
     write_model(tmp_path / "given", "CLIP")
     write_model(tmp_path / "new/given", "ViT")
     for folder, kind, flag, size in (("", "CLIP", "--image_size", 48), ("new", "ViT", "--train_image_size", 16)):
@@ -165,6 +165,11 @@ def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_
         assert f"a {kind}ForImageClassification cannot take images of {size} x {size}" in message
     config = config_of(recipe, tmp_path / "new", images, "--image_size", 48, "--resize_size", 47)
     assert "--resize_size 47 is below --image_size 48" in runs.refusal(recipe.main, config)
+    without_logits = SimpleNamespace(last_hidden_state=torch.zeros(2, 2))  # as of a PPLCNet
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.ViTForImageClassification, "forward", lambda *_, **__: without_logits)
+        message = runs.refusal(recipe.main, config_of(recipe, tmp_path / "new", images))
+    assert "a ViTForImageClassification cannot take images of 32 x 32: 'types.SimpleNamespace' object has no" in message
     recipe.main(config_of(recipe, tmp_path / "new", images, "--image_size", 48, "--from_scratch"))
 
 

@@ -36,6 +36,8 @@ def trained(recipe, corpus, folder, family, auto, capfd):
     flags, tokenizer, _ = corpus
     # Qwen2's class adds a token of its own to any tokenizer; published vocabularies have room as well.
     families.tiny(auto, family, len(tokenizer) + 8).save_pretrained(folder / "model")
+    side = "left" if family == "XLNet" else "right"  # as published
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = side
     tokenizer.save_pretrained(folder / "model")
     given = [*flags, *FLAGS, "--model_name_or_path", folder / "model", "--output_dir", folder / "run"]
     config = options.parse(module.Config, [*map(str, given)])

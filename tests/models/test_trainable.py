@@ -42,7 +42,7 @@ def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-@pytest.mark.parametrize("kind", ["bert", "modernbert", "electra", "distilbert", "gpt2", "vit"])
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "electra", "distilbert", "gpt2", "vit", "xlm"])
 def test_the_rate_falls_from_the_head_to_the_embeddings(kind, optim):
     model = small(kind)
     config = ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5, optim=optim)
@@ -52,10 +52,18 @@ def test_the_rate_falls_from_the_head_to_the_embeddings(kind, optim):
     assert {group["lr"] for group in group_of.values()} == {1.0, 0.5, 0.25, 0.125, 0.0625}
     for parameter, weights in model.named_parameters():
         layer = next((int(word) for word in parameter.split(".") if word.isdigit()), None)
-        below = "embed" in parameter or ".wte." in parameter or ".wpe." in parameter
+        below = "embed" in parameter or any(name in parameter for name in (".wte.", ".wpe.", "_emb."))
         expected = 0.5**4 if below else 1.0 if layer is None else 0.5 ** (3 - layer)
         group = group_of[id(weights)]
         assert (group["lr"], group["weight_decay"]) == (expected, 0.1 if weights.ndim >= 2 else 0), parameter
+
+
+def test_what_lies_between_two_layers_has_the_rate_of_the_lower_one_and_two_chains_of_layers_follow_each_other():
+    chains = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
+    model = nn.Sequential(chains[0], nn.LayerNorm(2), chains[1], nn.LayerNorm(2))
+    groups = make_optimizer(model, ModelOptions(layer_lr_decay=0.5)).param_groups
+    rates = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert [rates[id(p)] for p in model.parameters()][::2] == [0.0625, 0.125, 0.125, 0.25, 0.5, 1.0]
 
 
 def test_without_a_decay_there_are_the_usual_groups_and_without_layers_no_decay():

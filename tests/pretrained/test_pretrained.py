@@ -14,15 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
-from shared.pretrained.from_pretrained import (
-    ALIGNMENT,
-    FrozenModel,
-    align,
-    checkpoint_activations,
-    label_order,
-    label_weights,
-    load_classifier,
-)
+from shared.pretrained import from_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
@@ -37,8 +29,8 @@ def test_the_logits_do_not_depend_on_the_memory_addresses_of_the_weights():
         weights.data = place.view(weights.shape).copy_(weights.data)
     tied = torch.nn.Linear(256, 20, bias=False)
     tied.weight = model.bert.embeddings.word_embeddings.weight
-    align(model)
-    assert all(weights.data_ptr() % ALIGNMENT == 0 for weights in model.parameters())
+    from_pretrained.align(model)
+    assert all(weights.data_ptr() % from_pretrained.ALIGNMENT == 0 for weights in model.parameters())
     assert tied.weight is model.bert.embeddings.word_embeddings.weight
     assert torch.equal(model(torch.arange(6)[None]).logits, logits)
 
@@ -55,7 +47,7 @@ def test_activations_are_recomputed_without_a_warning_and_the_gradients_are_the_
         model.zero_grad()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            checkpoint_activations(model)
+            from_pretrained.checkpoint_activations(model)
     assert torch.equal(*found)
 
 
@@ -75,13 +67,13 @@ def save(folder, kind=BertForSequenceClassification, **head):
 
 def load(name, *names, **more):
     torch.manual_seed(1)
-    return load_classifier("AutoModelForSequenceClassification", name, **head_of(*names), **more)
+    return from_pretrained.load_classifier("AutoModelForSequenceClassification", name, **head_of(*names), **more)
 
 
 def test_a_classifier_of_the_same_labels_keeps_its_order_and_its_last_layer(tmp_path, capsys):
     name, weights = save(tmp_path, **head_of("c", "a", "b"))
-    assert label_order(name, ("a", "b", "c")) == ("c", "a", "b")
-    assert label_order(name, ("a", "b")) == ("a", "b")
+    assert from_pretrained.label_order(name, ("a", "b", "c")) == ("c", "a", "b")
+    assert from_pretrained.label_order(name, ("a", "b")) == ("a", "b")
     model = load(name, "c", "a", "b")
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     assert model.knows_labels
@@ -106,7 +98,7 @@ def test_for_other_labels_only_the_last_layer_is_new_with_a_message(tmp_path, ca
 
 def test_a_classifier_without_names_keeps_its_numbers_with_a_message(tmp_path, capsys):
     name, weights = save(tmp_path, num_labels=3)
-    assert label_order(name, ("a", "b", "c")) == ("a", "b", "c")
+    assert from_pretrained.label_order(name, ("a", "b", "c")) == ("a", "b", "c")
     assert torch.equal(load(name, "a", "b", "c").classifier.weight, weights["classifier.weight"])
     assert "and no names: they are read as a, b, c, in this order" in capsys.readouterr().err
 
@@ -140,7 +132,8 @@ def test_weights_that_transformers_would_draw_anew_are_refused(tmp_path):
 )
 @pytest.mark.parametrize("labels", [1, 8])
 def test_the_last_layer_is_found(family, last, labels):
-    assert label_weights(families.tiny(families.CLASSIFIER, family, 20, num_labels=labels, pad_token_id=0)) == last
+    model = families.tiny(families.CLASSIFIER, family, 20, num_labels=labels, pad_token_id=0)
+    assert from_pretrained.label_weights(model) == last
 
 
 # A second model, which is frozen
@@ -148,7 +141,7 @@ def test_the_last_layer_is_found(family, last, labels):
 
 def test_a_frozen_model_in_another_one_is_neither_trained_nor_saved():
     student = nn.Linear(3, 2)
-    student.teacher = FrozenModel(Accelerator(cpu=True), nn.Sequential(nn.Linear(3, 3), nn.Dropout()))
+    student.teacher = from_pretrained.FrozenModel(Accelerator(cpu=True), nn.Sequential(nn.Linear(3, 3), nn.Dropout()))
     student.train()
     assert student.state_dict().keys() == {"weight", "bias"}
     rows = torch.ones(2, 3, requires_grad=True)

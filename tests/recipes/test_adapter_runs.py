@@ -6,16 +6,9 @@ import pytest
 import runs
 import torch
 import toy_data
+import transformers
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    BertConfig,
-)
 
 ADAPTERS = ["--lora_rank", "4", "--lora_dropout", "0.1", "--ema_decay", "0.5"]
 EVERY = ["--checkpointing_steps", "4", "--learning_rate", "0.01"]
@@ -38,7 +31,8 @@ def whole(flags, tmp_path_factory):
 
 def logits(model, folder):
     """The first output of a model: its logits, or the last hidden state."""
-    words = AutoTokenizer.from_pretrained(folder)(["Return the name of the test.", "Parse it"], padding=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    words = tokenizer(["Return the name of the test.", "Parse it"], padding=True)
     with torch.no_grad():
         return model.eval()(**words.convert_to_tensors("pt"))[0]
 
@@ -87,7 +81,7 @@ def test_two_processes_train_the_same_adapters(flags, whole, tmp_path):
 
 
 def test_peft_loads_the_adapter_with_its_head_and_gives_the_logits_of_the_merged_model(flags, whole):
-    assert_peft_equals_merged(AutoModelForSequenceClassification, flags[-1], whole)
+    assert_peft_equals_merged(transformers.AutoModelForSequenceClassification, flags[-1], whole)
     written = json.loads((whole / "adapter/adapter_config.json").read_text())
     assert (written["task_type"], written["modules_to_save"]) == ("SEQ_CLS", ["classifier", "bert.pooler"])
     assert written["base_model_name_or_path"] == str(flags[-1])
@@ -96,9 +90,9 @@ def test_peft_loads_the_adapter_with_its_head_and_gives_the_logits_of_the_merged
 @pytest.mark.parametrize(
     ("recipe", "auto", "more"),
     [
-        ("mlm", AutoModelForMaskedLM, ["--lora_targets", "query", "value"]),
-        ("token_classification", AutoModelForTokenClassification, ["--no_packing"]),
-        ("embeddings", AutoModel, []),
+        ("mlm", transformers.AutoModelForMaskedLM, ["--lora_targets", "query", "value"]),
+        ("token_classification", transformers.AutoModelForTokenClassification, ["--no_packing"]),
+        ("embeddings", transformers.AutoModel, []),
     ],
 )
 def test_other_recipes_train_adapters(texts, tmp_path, recipe, auto, more):
@@ -109,7 +103,7 @@ def test_other_recipes_train_adapters(texts, tmp_path, recipe, auto, more):
         numbers = {"label2id": {name: number for number, name in enumerate(tags.names)}}
         numbers["id2label"] = dict(enumerate(tags.names))
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(tokenizer), **runs.SIZES, **numbers, initializer_range=0.5)
+    config = transformers.BertConfig(vocab_size=len(tokenizer), **runs.SIZES, **numbers, initializer_range=0.5)
     for each in (auto.from_config(config), tokenizer):
         each.save_pretrained(tmp_path / "base")
     words = [*data, *EVERY, *ADAPTERS, *more, "--model_name_or_path", tmp_path / "base", "--max_train_steps", 4]

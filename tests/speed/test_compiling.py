@@ -16,7 +16,7 @@ from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from shared.extras.flops import Mfu, count_flops
-from shared.models.trainable import repeated_layers
+from shared.models.trainable import called_layers
 from shared.options.data_options import ModelOptions
 from shared.plan.batches import Plan
 from shared.speed import layers
@@ -68,7 +68,7 @@ def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_s
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1]))
     plain = copy.deepcopy(resnet)
     model = compile_layers(CONFIG, resnet, fixed_shapes=True)
-    stages = len(repeated_layers(model))
+    stages = len(called_layers(model))
     for compiled_before, rows in enumerate((4, 3, 4, 3)):
         images = torch.randn(rows, 3, 16, 16)
         assert torch.allclose(model(pixel_values=images).logits, plain(pixel_values=images).logits, atol=1e-5)

@@ -43,6 +43,15 @@ def test_without_a_validation_file_rows_are_held_out_and_one_process_prints_it(t
     assert where(validation, 0) == f"row 1 of --validation_file {other}"
 
 
+def test_validation_files_that_training_files_include_are_refused(tmp_path):
+    first, second, hidden = (str(write(tmp_path / name, "x\n1\n2\n")) for name in ("a.csv", "b.csv", "_c.csv"))
+    for names in (tmp_path, f"{tmp_path}/[ab].csv", (first, second)):
+        with pytest.raises(UserError, match=f"^--validation_file {second} is also a file of --train_file, so its rows"):
+            load(train_file=names, validation_file=second)
+    load(train_file=tmp_path, validation_file=hidden)  # which is not read from a folder
+    load(train_file=(first, second), validation_file=(second, first))
+
+
 # Folders of save_to_disk and the Hub, which need the package datasets
 
 

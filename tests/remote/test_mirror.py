@@ -385,7 +385,11 @@ def test_credentials_that_expire_are_read_again(start, monkeypatch, tmp_path):
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         credentials = tmp_path / "credentials"
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
-        credentials.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = secret\n")
+
+        def renew(key):
+            credentials.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
+
+        renew("old")
         run = start(url="s3://bucket/run")
         run.save(1)
         valid.remove("old")
@@ -394,6 +398,14 @@ def test_credentials_that_expire_are_read_again(start, monkeypatch, tmp_path):
         wait_until(lambda: run.mirror.copies.problem)
         assert run.mirror.copies.problem == "PermissionError: ExpiredToken"
         assert "run/step_00000002/manifest.json" not in server.names("bucket")
-        credentials.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = secret\n")
+        renew("new")
         assert run.mirror.copies.wait(30) == ""
         assert "run/step_00000002/manifest.json" in server.names("bucket")
+        valid.add("newest")
+        renew("newest")
+        valid.remove("new")
+        prepared = RemoteFolder("s3://bucket/run/step_00000002", "--prepared_data")
+        assert prepared.read("part/0", range(9)) == bytes([2]) * 9
+        valid.clear()
+        refused = "--prepared_data s3://bucket/run/step_00000002/part/0 cannot be read (PermissionError: ExpiredToken)"
+        assert runs.refusal(prepared.read, "part/0", range(9)).startswith(refused)

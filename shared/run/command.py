@@ -50,9 +50,7 @@ def run(
         exit_with_error(error)
     except Exception as error:
         if number_of(error) in NO_SPACE:
-            exit_with_error(
-                UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint")
-            )
+            exit_with_error(UserError(f"the disk is full ({error}): free space and start again, to resume the run"))
         if ran_out(error):
             exit_with_error(UserError(advice_on_memory(config)))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it

@@ -25,11 +25,15 @@ def is_url(name: str) -> bool:
     return "://" in name
 
 
+def number_of(error: BaseException) -> int:
+    """The number of the system's error that an exception reports; 0 if it reports none."""
+    in_text = re.search(r"os error (\d+)", str(error))  # of safetensors and tokenizers, which are written in Rust
+    return getattr(error, "errno", None) or (int(in_text[1]) if in_text else 0)
+
+
 def remedy(error: BaseException) -> str:
     """What a user can do about an error in writing a file."""
-    in_text = re.search(r"os error (\d+)", str(error))  # of safetensors, which is written in Rust
-    number = getattr(error, "errno", None) or (int(in_text[1]) if in_text else 0)
-    return REMEDIES.get(number, "mend the disk or the mount")
+    return REMEDIES.get(number_of(error), "mend the disk or the mount")
 
 
 def sync(path: Path) -> None:

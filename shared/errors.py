@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
-from shared.disk import NO_SPACE
+from shared.disk import NO_SPACE, number_of
 
 
 def say(line: str) -> None:
@@ -75,6 +75,6 @@ def about(setting: str) -> Iterator[None]:
         raise
     except Exception as error:
         out_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which this module does not import
-        if out_of_memory or (isinstance(error, OSError) and error.errno in NO_SPACE):
+        if out_of_memory or number_of(error) in NO_SPACE:
             raise
         raise UserError(f"{setting}: {first_line(error)}") from error

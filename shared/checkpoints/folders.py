@@ -100,9 +100,8 @@ def commit(partial: Path, final: Path, manifest: dict[str, Line]) -> None:
     write_file(partial / MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()])
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
-    replaced = None
-    if os.path.lexists(final):  # a damaged one that was skipped, or a later one of a run resumed from an earlier step
-        replaced = final.rename(partial_of(final))
+    # It may exist: a damaged one that was skipped, or a later one of a run that was resumed from an earlier step.
+    replaced = final.rename(partial_of(final)) if os.path.lexists(final) else None
     partial.rename(final)
     sync(final.parent)
     if replaced and replaced.is_dir() and not replaced.is_symlink():
@@ -153,17 +152,16 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Line:
     Raises:
         OSError: the file exists or cannot be written.
     """
-    size, found = 0, new_digest()
+    found = new_digest()
     with path.open("xb", buffering=CHUNK) as file:
         for piece in pieces:
             for start in range(0, len(piece), CHUNK):
                 chunk = piece[start : start + CHUNK]
                 file.write(chunk)
                 found.update(chunk)
-                size += len(chunk)
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": size, ALGORITHM: found.hexdigest()}
+        return {"bytes": file.tell(), ALGORITHM: found.hexdigest()}
 
 
 def lines_of(files: Mapping[str, Path]) -> dict[str, Line]:

@@ -101,8 +101,7 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
     state = optimizer_state_dict(path)
     parameters = [parameter for group in inner(optimizer).param_groups for parameter in group["params"]]
     for index, values in state["state"].items():
-        tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
-        values |= {key: laid_out(value, parameters[index]) for key, value in tensors.items()}
+        values |= {key: laid_out(it, parameters[index]) for key, it in values.items() if isinstance(it, Tensor)}
     inner(optimizer).load_state_dict(state)
     for index, values in state["state"].items():
         found = inner(optimizer).state[parameters[index]]

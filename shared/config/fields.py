@@ -1,6 +1,7 @@
 """What the type of a setting says, apart from its kind: the limits of a number, and its meaning for a run."""
 
 import enum
+import math
 import typing
 from dataclasses import dataclass
 from functools import cache
@@ -13,26 +14,21 @@ LARGEST = 2**31 - 1  # largest integer: NumPy and torch would overflow above it
 class Limits:
     """Bounds of a number, inclusive (`least`, `most`) or exclusive (`above`, `below`)."""
 
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
 
     def hold(self, value: float) -> bool:
         """Whether `value` is within the limits."""
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        return self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
         """The limits in words, to follow "must be"."""
-        if self.least is not None and self.most is not None:
+        if math.isfinite(self.least) and math.isfinite(self.most):
             return f"between {self.least:g} and {self.most:g}"
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        return " and ".join(f"{word} {limit:g}" for word, limit in words.items() if limit is not None)
+        return " and ".join(f"{word} {limit:g}" for word, limit in words.items() if math.isfinite(limit))
 
 
 Share = Annotated[float, Limits(least=0, most=1)]

@@ -203,12 +203,12 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
 
 
 def with_plain_types(schema: pa.Schema) -> pa.Schema:
-    """The schema without dictionaries, of which each block has its own, and string views, which cannot be selected."""
+    """The schema without dictionaries, of which each block has its own, and views, of which no rows can be selected."""
 
     def plain(type_: pa.DataType) -> pa.DataType:
         if pa.types.is_dictionary(type_):
             return changed(type_.value_type, plain)
-        return pa.large_string() if pa.types.is_string_view(type_) else type_
+        return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(type_, type_)
 
     return pa.schema([field.with_type(changed(field.type, plain)) for field in schema], schema.metadata)
 
@@ -296,17 +296,15 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
 
 
 def _json_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Table]:
-    lines = blocks_of_lines(path, source)
-    start = next((found for found in lines if not found[1].isspace()), (0, b""))
+    lines = ((at, block) for at, block in blocks_of_lines(path, source) if not block.isspace())
+    start = next(lines, (0, b""))
     if start[1].lstrip().startswith(b"["):
         with opened(path, source) as file:
             elements = json.loads(file.read())
         for first in range(0, len(elements), ARRAY_ROWS):
             yield _parse_json("\n".join(map(json.dumps, elements[first : first + ARRAY_ROWS])).encode(), column)
         return
-    for at, block in chain([start], lines):
-        if not block or block.isspace():
-            continue
+    for at, block in chain([start] if start[1] else [], lines):
         try:
             yield _parse_json(block, column)
         except pa.ArrowInvalid as error:
@@ -323,6 +321,8 @@ def _parse_json(data: bytes, column: str | None) -> pa.Table:
     def no_date(type_: pa.DataType) -> pa.DataType:
         return pa.string() if pa.types.is_temporal(type_) else type_
 
+    if data.lstrip().startswith(b"null"):
+        raise pa.ArrowInvalid("a row is null")  # pyarrow 26 crashes if that is the first one of a block
     read = partial(pyarrow.json.read_json, read_options=pyarrow.json.ReadOptions(block_size=len(data)))
     if column is not None:
         only = pyarrow.json.ParseOptions(pa.schema([(column, pa.string())]), unexpected_field_behavior="ignore")

@@ -17,7 +17,7 @@ from shared.datasets.rows import content_of, decided, missing, named, reading_in
 from shared.datasets.splits import hash_limit, share_of_each
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
-from shared.options.data_options import DataOptions
+from shared.options.data_options import DataOptions, places
 from shared.plan.draws import hash64
 
 TRAIN_SPLITS = ("train", "training")
@@ -47,7 +47,7 @@ def read_parts(
     read by `read`, with the arguments and the results of `read_file`, which is the default.
 
     Raises:
-        UserError: the data cannot be read, or a column is named twice.
+        UserError: the data cannot be read, a column is named twice, or --train_file also names a validation file.
     """
     if len({*columns, *label_columns}) < len({*label_columns}) + len(columns):
         raise UserError(
@@ -56,6 +56,14 @@ def read_parts(
         )
     if config.train_file:
         given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
+        train, other = (
+            {file.resolve() for path in places(names or ()) for file in (path, *path.glob("[!._]*")) if file.is_file()}
+            for names in given.values()
+        )
+        if train != other and (both := sorted(train & other)):  # the same names in both are meant
+            raise UserError(
+                f"--validation_file {both[0]} is also a file of --train_file, so its rows are learned: name it once"
+            )
         tables = [(read or read_file)(names, flag, config.csv_delimiter) for flag, names in given.items() if names]
     elif config.dataset_name:
         tables = read_dataset(config, label_columns)
@@ -172,9 +180,8 @@ def read_dataset(config: DataOptions, label_columns: Sequence[str]) -> list[pa.T
             {other: table for other, table in parts.items() if other != train}, source, label_columns
         )
     chosen = [train, split] if split else [train]
-    for used in chosen:
-        if not parts[used].num_rows:
-            raise UserError(f"{source}: its split {used} has no rows: use another split")
+    if empty := [used for used in chosen if not parts[used].num_rows]:
+        raise UserError(f"{source}: its split {empty[0]} has no rows: use another split")
     return [parts[used] for used in chosen]
 
 
@@ -258,9 +265,8 @@ def read_saved(path: str) -> dict[str, pa.Table]:
     """
     names = Path(path) / "dataset_dict.json"
     with about(f"--dataset_name {path} (a folder, which should be one that save_to_disk of datasets wrote)"):
-        folders = {"train": Path(path)}
-        if names.exists():
-            folders = {split: Path(path) / split for split in json.loads(names.read_text())["splits"]}
+        splits = json.loads(names.read_text())["splits"] if names.exists() else ()
+        folders = {split: Path(path) / split for split in splits} or {"train": Path(path)}
         parts = {split: of_datasets.load_saved(folder) for split, folder in folders.items()}
     return {split: _to_table(part, f"--dataset_name {path} (split {split})") for split, part in parts.items()}
 

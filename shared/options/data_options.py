@@ -284,4 +284,4 @@ class MetricOptions(ModelOptions):
 def places(names: str | Sequence[str]) -> list[Path]:
     """The paths that a setting names: a path, a list of paths, or those that match a pattern such as data/*.csv."""
     each = [names] if isinstance(names, str) else names
-    return [Path(path) for name in each for path in (sorted(glob.glob(name)) or [name])]  # noqa: PTH207
+    return [Path(path) for name in each for path in (sorted(glob.glob(name, recursive=True)) or [name])]  # noqa: PTH207

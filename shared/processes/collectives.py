@@ -10,10 +10,10 @@ immediately when a process ends, because its connections close, and HEARTBEAT_TI
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from torch import distributed as dist
@@ -91,8 +91,8 @@ def on_some(accelerator: Any, acts: bool, function: Callable[[], Any], kind: typ
 def check_shared(accelerator: Any, config: Options) -> None:
     """Check that --save_on_each_node is given exactly when the machines do not share the output folder.
 
-    The main process writes a token file, and one process of each machine checks whether it sees the file. Call this on
-    every process, once the folder exists.
+    The main process makes a folder in it, and one process of each machine checks whether it sees that. Call this on
+    every process, once --output_dir exists.
 
     Raises:
         UserError: --save_on_each_node is given with a shared folder, or missing without one.
@@ -102,17 +102,11 @@ def check_shared(accelerator: Any, config: Options) -> None:
             accelerator.print("--save_on_each_node has no effect on a single machine")
         return
     output_dir = Path(config.output_dir)
-
-    def write_token() -> str:
-        token = output_dir / f".shared-{uuid.uuid4().hex}"
-        token.touch()
-        return token.name
-
-    token = output_dir / on_main_process(accelerator, write_token)
+    token = output_dir / on_main_process(accelerator, lambda: Path(mkdtemp(prefix=".shared-", dir=output_dir)).name)
     visible = _appears(token) if accelerator.is_local_main_process else None
     seen = [each for each in gather(accelerator, visible) if each is not None]
     if accelerator.is_main_process:
-        token.unlink()
+        token.rmdir()
     if config.save_on_each_node and any(seen[1:]):
         raise UserError(
             f"--save_on_each_node, but --output_dir {output_dir} is shared by several machines: leave the flag out, or "

@@ -82,7 +82,7 @@ class RemoteFolder:
         Raises:
             UserError: the file is missing, refused, shorter than `span`, or not intact; or the errors have not passed.
         """
-        deadline, pause, damaged = time.monotonic() + patience, FIRST_PAUSE, 0
+        deadline, pause, damaged, renewed = time.monotonic() + patience, FIRST_PAUSE, 0, False
         source = f"{self.flag} {self.url.rstrip('/')}/{name}"
         while True:
             try:
@@ -91,6 +91,10 @@ class RemoteFolder:
                 problem = f"cannot be read ({failure_in_words(error)}): check the URL, the credentials and the network"
                 if isinstance(error, FileNotFoundError) or _status(error) == 404:
                     problem = "does not exist: check the URL, or copy the prepared folder there again"
+                if isinstance(error, PermissionError) and not renewed:
+                    renewed = True
+                    self.reopen()  # the credentials may have expired, and have been renewed in their file
+                    continue
                 if _stays(error):
                     raise UserError(f"{source} {problem}") from None
             else:

@@ -13,7 +13,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from shared.config import options
 from shared.config.options import AnyConfig
-from shared.disk import NO_SPACE
+from shared.disk import NO_SPACE, number_of
 from shared.errors import Preempted, UserError
 from shared.plan.loading import shape_of_current_batch
 from shared.processes import ending, signals
@@ -49,10 +49,8 @@ def run(
     except UserError as error:
         exit_with_error(error)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
-            exit_with_error(
-                UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint")
-            )
+        if number_of(error) in NO_SPACE:
+            exit_with_error(UserError(f"the disk is full ({error}): free space and start again, to resume the run"))
         if ran_out(error):
             exit_with_error(UserError(advice_on_memory(config)))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import runs
 
 from shared.config import command_line
 from shared.errors import UserError
@@ -123,9 +124,7 @@ def test_lines_of_yaml_become_the_same_values(tmp_path: Path, text: str, values:
     ],
 )
 def test_wrong_flags_are_refused_in_one_line(argv: list[str], message: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        from_flags(*argv)
-    assert str(refusal.value) == message
+    assert runs.refusal(from_flags, *argv) == message
 
 
 @pytest.mark.parametrize(
@@ -144,10 +143,7 @@ def test_wrong_flags_are_refused_in_one_line(argv: list[str], message: str) -> N
     ],
 )
 def test_wrong_files_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        from_yaml(tmp_path, text)
-    assert str(refusal.value).replace(f"{tmp_path}/", "").startswith(message)
-    assert "\n" not in str(refusal.value)
+    assert runs.refusal(from_yaml, tmp_path, text).replace(f"{tmp_path}/", "").startswith(message)
 
 
 def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -157,9 +153,8 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> No
         ("", "cannot be read (Is a directory): give a YAML file of settings"),
         ("binary", "is not valid YAML: 'utf-8' codec can't decode"),
     ]:
-        with pytest.raises(UserError) as refusal:
-            list(command_line.layers(Fields, ["--config", str(tmp_path / name)]))
-        assert str(refusal.value).startswith(f"{tmp_path / name}: {reason}")
+        found = runs.refusal(list, command_line.layers(Fields, ["--config", str(tmp_path / name)]))
+        assert found.startswith(f"{tmp_path / name}: {reason}")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

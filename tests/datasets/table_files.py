@@ -7,7 +7,7 @@ from pathlib import Path
 
 import large_data
 import pyarrow as pa
-import pytest
+import runs
 
 from shared.cache.prepared import mapped_file
 from shared.datasets import readers, rows
@@ -15,7 +15,6 @@ from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN, content_of, named, typed_column_of, where
 from shared.datasets.tables import read_file, read_parts, split
 from shared.demo_data import texts as demo_texts
-from shared.errors import UserError
 from shared.options.data_options import DataOptions
 
 LARGE = {(rows, "IN_MEMORY"): -1, (readers, "BLOCK_BYTES"): 64, (rows, "BLOCK_ROWS"): 7}
@@ -61,10 +60,7 @@ def values(table):
 
 def refusal(path: Path) -> str:
     """The one-line error of reading `path` as --train_file, without the flag and the path at its beginning."""
-    with pytest.raises(UserError) as caught:
-        read_file(str(path), "--train_file")
-    message = str(caught.value)
-    assert "\n" not in message
+    message = runs.refusal(read_file, str(path), "--train_file")
     assert message.startswith(f"--train_file {path}")
     return message.removeprefix(f"--train_file {path}")
 

@@ -104,6 +104,7 @@ def test_a_single_process_does_not_wait(leaving, monkeypatch, tmp_path):
         (UserError("--seed x: give a number"), 2, "error: --seed x: give a number\n"),
         (Preempted(), 143, ""),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
+        (Exception("No space left on device (os error 28)"), 2, "error: the disk is full"),  # of tokenizers
     ],
 )
 def test_the_exit_code_and_one_line_tell_why_a_run_ended(leaving, monkeypatch, capsys, error, code, said):

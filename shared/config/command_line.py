@@ -14,13 +14,14 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from shared.disk import replace_file
-from shared.errors import UserError
+from shared.errors import UserError, about
 
 # Names that other programs have for settings of ours.
 OTHER_NAMES = {
@@ -56,8 +57,7 @@ def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
         _print_help(config_class)
     kinds = kinds_of(config_class)
     flags = _split(argv, kinds | {"config": Kind(str)})
-    if "config" in flags:
-        path = flags.pop("config")
+    if (path := flags.pop("config", None)) is not None:
         yield _convert_all(read_yaml(path, _StringLoader), kinds, f"{path}: ")
     yield _convert_all(flags, kinds, "--")
 
@@ -192,10 +192,8 @@ def _split(argv: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, Any]:
         kind = kinds[name]
         if not given and not kind.is_switch:
             raise UserError(f"--{name} has no value: expected {kind}")
-        if given == ["None"] and kind.optional:
-            result[name] = None
-        else:
-            result[name] = given if kind.many else given[0] if given else "True"
+        entered = given if kind.many else given[0] if given else "True"
+        result[name] = None if kind.optional and given == ["None"] else entered
     return result
 
 
@@ -246,10 +244,13 @@ _StringDumper.add_representer(str, _StringDumper.represent_str)
 def _print_help(config_class: type) -> typing.NoReturn:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         raise SystemExit(0)  # only one process prints the help
+    with about("--help"):
+        from tyro import cli, conf
     try:
-        import tyro
-    except ImportError:
-        raise UserError("--help needs tyro, which is not installed: pip install tyro") from None
-    print((sys.modules[config_class.__module__].__doc__ or "").strip(), USAGE, sep="\n\n")
-    tyro.cli(config_class, args=["--help"], description="", use_underscores=True, config=(tyro.conf.FlagConversionOff,))
-    raise AssertionError("tyro exits after the help")
+        print((sys.modules[config_class.__module__].__doc__ or "").strip(), USAGE, sep="\n\n")
+        with suppress(SystemExit):
+            cli(config_class, args=["--help"], description="", use_underscores=True, config=(conf.FlagConversionOff,))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `--help | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest, which Python writes at its exit
+    raise SystemExit(0)

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from shared.errors import UserError
 from shared.pretrained.tokenizers import load_tokenizer, special_tokens_around
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
@@ -176,8 +175,7 @@ def test_a_tokenizer_without_padding_and_end_tokens_is_refused(ending, tmp_path)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
     AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="neither a padding nor an end-of-sequence token"):
-        load_tokenizer(str(tmp_path))
+    assert "neither a padding nor an end-of-sequence token" in runs.refusal(load_tokenizer, str(tmp_path))
 
 
 def test_special_tokens_are_found_around_a_text_also_if_the_tokenizer_drops_latin_letters():

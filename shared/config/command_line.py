@@ -21,7 +21,7 @@ from typing import Any, Literal
 import yaml
 
 from shared.disk import replace_file
-from shared.errors import UserError, about
+from shared.errors import UserError
 
 # Names that other programs have for settings of ours.
 OTHER_NAMES = {
@@ -132,8 +132,7 @@ def _kind_of(hint: Any) -> Kind | None:
     origin = typing.get_origin(hint)
     inside = [each for each in typing.get_args(hint) if each is not types.NoneType]
     if origin in (types.UnionType, typing.Union) and len(inside) == 1:
-        kind = _kind_of(inside[0])
-        return kind and dataclasses.replace(kind, optional=True)
+        return (kind := _kind_of(inside[0])) and dataclasses.replace(kind, optional=True)
     if origin is tuple and inside[1:] == [...] and _kind_of(inside[0]) == Kind(inside[0]):
         return Kind(inside[0], many=True)
     strings = origin is Literal and all(isinstance(choice, str) for choice in inside)
@@ -221,9 +220,8 @@ class _StringLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         """As in the base class, but raise an error for a repeated key."""
         names = [key.value for key, _ in node.value]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(problem=f"{name} is given twice", problem_mark=node.start_mark)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.constructor.ConstructorError(problem=f"{twice[0]} is given twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -244,13 +242,15 @@ _StringDumper.add_representer(str, _StringDumper.represent_str)
 def _print_help(config_class: type) -> typing.NoReturn:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         raise SystemExit(0)  # only one process prints the help
-    with about("--help"):
-        from tyro import cli, conf
     try:
+        from tyro import cli, conf
+
         print((sys.modules[config_class.__module__].__doc__ or "").strip(), USAGE, sep="\n\n")
         with suppress(SystemExit):
             cli(config_class, args=["--help"], description="", use_underscores=True, config=(conf.FlagConversionOff,))
         sys.stdout.flush()
+    except ImportError:
+        raise UserError("--help needs tyro, which is not installed: pip install tyro") from None
     except BrokenPipeError:  # `--help | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest, which Python writes at its exit
     raise SystemExit(0)

@@ -1,6 +1,8 @@
 """Loading rows as Arrow tables: from the embedded docstrings, files, a `save_to_disk` folder or the Hub."""
 
+import glob
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -56,10 +58,7 @@ def read_parts(
         )
     if config.train_file:
         given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
-        train, other = (
-            {file.resolve() for path in places(names or ()) for file in (path, *path.glob("[!._]*")) if file.is_file()}
-            for names in given.values()
-        )
+        train, other = _files_of(config.train_file), _files_of(config.validation_file or ())
         if train != other and (both := sorted(train & other)):  # the same names in both are meant
             raise UserError(
                 f"--validation_file {both[0]} is also a file of --train_file, so its rows are learned: name it once"
@@ -79,6 +78,12 @@ def read_parts(
         values = (*only_in_training, *label_columns), label_columns
         tables = [skip_incomplete(table, columns, names) for table, names in zip(tables, values, strict=False)]
     return tables
+
+
+def _files_of(names: Sequence[str]) -> set[Path]:
+    """The files that a setting names, also by their folders, without links; the reader refuses other names."""
+    within = [f"{glob.escape(name)}/[!._]*" if os.path.isdir(name) else name for name in names]  # noqa: PTH112
+    return {path.resolve() for path in places(within) if os.path.isfile(path)}  # noqa: PTH113
 
 
 def split(
@@ -140,9 +145,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str], of_values: Sequence
 
 
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
-    """The rows of the .csv, .tsv, .json, .jsonl or .parquet files that `given` names: see `readers.find_files`.
-
-    They are memory-mapped: see `rows`.
+    """The memory-mapped rows of .csv, .tsv, .json, .jsonl or .parquet files: see `rows` and `readers.find_files`.
 
     Raises:
         UserError: one of them cannot be read, or two of them have different columns; names `flag`.
@@ -176,9 +179,8 @@ def read_dataset(config: DataOptions, label_columns: Sequence[str]) -> list[pa.T
     if train == split:
         raise UserError(f"--validation_split_name {train} is the training split {there}: use another")
     if split is None:
-        split = _validation_split(
-            {other: table for other, table in parts.items() if other != train}, source, label_columns
-        )
+        others = {other: table for other, table in parts.items() if other != train}
+        split = _validation_split(others, source, label_columns)
     chosen = [train, split] if split else [train]
     if empty := [used for used in chosen if not parts[used].num_rows]:
         raise UserError(f"{source}: its split {empty[0]} has no rows: use another split")
@@ -249,10 +251,8 @@ def _share_of_each(table: pa.Table, targets: np.ndarray, percentage: int, seed: 
     if not mask.any():
         candidates = np.flatnonzero(share_of_each(targets, 100, seed))  # at least one row of each label stays
         if not len(candidates):
-            raise UserError(
-                f"{source_of(table)} has one row of each label, so none can be held out: use --validation_file, "
-                "or add rows"
-            )
+            problem = f"{source_of(table)} has one row of each label, so none can be held out"
+            raise UserError(f"{problem}: use --validation_file, or add rows")
         mask[candidates[hash64(seed, candidates.astype(np.uint64)).argmin()]] = True
     return mask
 

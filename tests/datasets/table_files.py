@@ -30,7 +30,8 @@ def load(text=("text",), label="label", problem_type=None, **flags):
 
 
 def options_of(flags) -> DataOptions:
-    return DataOptions(**{name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()})
+    given = {name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()}
+    return DataOptions(**{name: (v,) if "_file" in name and isinstance(v, str) else v for name, v in given.items()})
 
 
 def loaded(label="label", problem_type=None, delimiter=None, **flags):

@@ -50,6 +50,9 @@ def test_validation_files_that_training_files_include_are_refused(tmp_path):
         refused = runs.refusal(load, train_file=names, validation_file=second)
         assert refused.startswith(f"--validation_file {second} is also a file of --train_file, so its rows are learned")
     load(train_file=tmp_path, validation_file=hidden)  # which is not read from a folder
+    (tmp_path / "deeper").mkdir()  # which is not read by a pattern
+    load(train_file=f"{tmp_path}/[abd]*", validation_file=write(tmp_path / "deeper/d.csv", "x\n1\n"))
+    assert "File name too long" in runs.refusal(load, train_file="a" * 252 + ".csv")
     load(train_file=(first, second), validation_file=(second, first))
 
 

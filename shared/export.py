@@ -34,7 +34,7 @@ from shared.predict import prediction_of
 from shared.predictions.onnx import FILE, FOLDER, PACKAGES, OnnxModel, require, to_onnx, write_int8
 from shared.predictions.prediction import Prediction
 from shared.predictions.request import ModelFlags, Request, parse_request
-from shared.processes import starting
+from shared.processes import folder_lock, starting
 from shared.run.export import write_folder
 from shared.run.recipes import run_work
 from shared.speed.first_token import shorten_last_layer
@@ -102,6 +102,7 @@ def export(request: Request) -> Figures:
         accelerator = starting.start(request.config)
         if accelerator.num_processes > 1:
             raise UserError(f"{accelerator.num_processes} processes: start python -m shared.export without a launcher")
+        folder_lock.acquire(request.model, "OUTPUT_DIR")  # or a second export would remove what this one writes
         prediction, found = prediction_of(accelerator, request), {}
 
         def fill(folder: Path) -> None:

@@ -138,6 +138,7 @@ def test_a_file_that_computes_something_else_or_cannot_be_computed_is_not_writte
     forward = OnnxModel.forward
 
     def nearly(self, **batch):
+        assert export.folder_lock.holder_of(run / "model/.lock")
         output = forward(self, **batch)
         output.logits[-1, -1] *= 1.01
         return output

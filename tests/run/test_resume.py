@@ -94,8 +94,7 @@ def test_the_default_learning_rate_is_resolved(capsys):
     for explicit, before in ((2e-4, 5e-5), (None, 2e-4)):
         stored = options.plain(settled) | {"learning_rate": before}
         config = dataclasses.replace(pretrained, learning_rate=explicit).settled(accelerator(), stored)
-        with pytest.raises(UserError, match="--learning_rate was"):
-            resume.refuse_another_run(stored, config, Path("out"))
+        assert "--learning_rate was" in runs.refusal(resume.refuse_another_run, stored, config, Path("out"))
 
 
 @pytest.mark.parametrize(("recipe", "usual"), [("nlp", 1024), ("mlm", 2048)])

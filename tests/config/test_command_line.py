@@ -183,10 +183,9 @@ def test_one_process_shows_every_field_with_its_docstring_and_default_and_all_ex
 def test_help_ends_quietly_if_its_reader_has_read_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     incoming, outgoing = os.pipe()
     os.close(incoming)
-    with os.fdopen(outgoing, "w") as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        with pytest.raises(SystemExit, match=r"^0$"):
-            from_flags("--help")
+    monkeypatch.setattr(sys, "stdout", os.fdopen(outgoing, "w"))
+    with sys.stdout, pytest.raises(SystemExit, match=r"^0$"):
+        from_flags("--help")
 
 
 def test_flags_work_without_tyro_and_help_names_it_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,10 +86,11 @@ def fills_in(*case):
 
 
 def frozen(output):
-    """The names of the frozen layers, without their paths."""
+    """The names of the frozen layers, or of parameters that are no weights or biases of one, without their paths."""
     lines = [line.partition(": ")[2] for line in output.splitlines() if line.startswith("frozen, because")]
     names = [name.split(" ")[0].split(".") for line in lines for name in line.split(", ")]
-    return sorted({name[-3] if name[-2] == "dense" else name[-2] for name in names})
+    layers = [name[:-1] if name[-1] in ("weight", "bias") else name for name in names]
+    return sorted({layer[-2] if layer[-1] == "dense" else layer[-1] for layer in layers})
 
 
 # Their rows repeat that of a family with the same layers, or of decoders, which test_tokenizers.py trains as well.

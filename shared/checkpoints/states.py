@@ -101,7 +101,7 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
     state = optimizer_state_dict(path)
     parameters = [parameter for group in inner(optimizer).param_groups for parameter in group["params"]]
     for index, values in state["state"].items():
-        values |= {key: laid_out(it, parameters[index]) for key, it in values.items() if isinstance(it, Tensor)}
+        values |= {key: laid_out(each, parameters[index]) for key, each in values.items() if isinstance(each, Tensor)}
     inner(optimizer).load_state_dict(state)
     for index, values in state["state"].items():
         found = inner(optimizer).state[parameters[index]]

@@ -297,7 +297,8 @@ def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_a_warning(start, f
     run.end()
     damage(run.save(1, copied=False) / "part/0")
     run = start()
-    assert f"step_00000001 could not be copied (Damaged: part/0 {problem}" in run.mirror.copies.wait(0.2)
+    wait_until(lambda: run.mirror.copies.problem)
+    assert f"step_00000001 could not be copied (Damaged: part/0 {problem}" in run.mirror.copies.wait(0)
     assert capsys.readouterr().err.count(f"cannot be written (Damaged: part/0 {problem}") == 1
     run.save(2)
     assert files_in(folder, 2) == {*FILES}
@@ -311,6 +312,7 @@ def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder,
     monkeypatch.setattr(mirror, "PATIENCE_AT_SIGNAL", 0.1)
     run.mirror.exported(run.output / "model")  # there is no checkpoint
     run.save(1, copied=False)
+    wait_until(lambda: run.mirror.copies.problem)
     expected = f"--mirror_checkpoints file://{folder}: step_00000001 could not be copied (OSError: Service Unavailable)"
     retry = f"{expected}: start again to retry, or leave the flag out; {run.output}/model has the model"
     assert refusal(run.mirror.exported, run.output / "model") == retry

@@ -6,6 +6,7 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import runs
@@ -269,19 +270,14 @@ def test_the_best_checkpoint_is_copied_before_one_that_refers_to_it_unless_it_is
 def test_an_outage_is_one_warning_and_afterwards_the_newest_checkpoint_is_copied(start, folder, monkeypatch, capsys):
     run = start(save_total_limit=3)
     run.save(1)
-    write, attempts = RemoteFolder.write, []
-
-    def failing(*_):
-        attempts.append(None)
-        raise OSError("Service Unavailable")
-
+    write, failing = RemoteFolder.write, Mock(side_effect=OSError("Service Unavailable"))
     where = f"--mirror_checkpoints file://{folder}"
     for steps in ((2, 3), (4, 5)):
         monkeypatch.setattr(RemoteFolder, "write", failing)
-        attempts.clear()
+        failing.reset_mock()
         for step in steps:
             run.save(step, copied=False)
-        wait_until(lambda: len(attempts) > 5)
+        wait_until(lambda: failing.call_count > 5)
         monkeypatch.setattr(RemoteFolder, "write", write)
         assert run.mirror.copies.wait(30) == ""
         wait_until(lambda: not run.mirror.copies.problem)
@@ -307,7 +303,7 @@ def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_a_warning(start, f
 
 def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder, monkeypatch, capsys):
     run, write = start(), RemoteFolder.write
-    monkeypatch.setattr(RemoteFolder, "write", lambda *_: (_ for _ in ()).throw(OSError("Service Unavailable")))
+    monkeypatch.setattr(RemoteFolder, "write", Mock(side_effect=OSError("Service Unavailable")))
     monkeypatch.setattr(mirror, "PATIENCE_AT_END", 0.2)
     monkeypatch.setattr(mirror, "PATIENCE_AT_SIGNAL", 0.1)
     run.mirror.exported(run.output / "model")  # there is no checkpoint

@@ -94,11 +94,9 @@ def require_own_shared(recipe: Path) -> None:
         )
 
 
-def ran_out(error: BaseException) -> bool:
+def ran_out(error: Exception) -> bool:
     """Whether an error means that a device or the host ran out of memory."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, Exception) and should_reduce_batch_size(error)
-    )
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
 
 
 def advice_on_memory(config: options.Options) -> str:

@@ -17,6 +17,8 @@ from shared.plan.draws import seed_dropout
 
 ROWS = 2  # samples of a pass; batch norm needs two
 TOLERANCE = 1e-3  # relative, of a loss; a GPU may sum in another order in each pass
+# How much a wrong loss grows with three copies of each sample.
+GROWTH = {1: "a mean does", 9: "losses [n, n] do, of predictions [n, 1] and targets [n]"}
 
 
 def check_loss(
@@ -30,7 +32,7 @@ def check_loss(
 
     Call it on every process. At most five forward passes over two samples of a micro-batch, the same on each process,
     show what the loss depends on. A mean that is divided by the normalizer as well is recognized only in a micro-batch
-    of four or more samples.
+    of four or more samples, and losses of pairs of samples in one of six.
 
     Raises:
         UserError: the loss does not fall as its normalizer grows, or not rise with the number of samples; the model has
@@ -54,24 +56,23 @@ def check_loss(
     halved, repeat = loss_of(replace(few, step_size=2 * few.step_size)), loss_of(replace(few, counted=False))
     if not math.isfinite(loss) or not loss:
         return
-    contract = (
-        "return the sum of the losses of a micro-batch, divided by micro_batch.normalizer (docs/your_own_recipe.md)"
-    )
+    contract = "return the sum of a micro-batch's losses, divided by micro_batch.normalizer (docs/your_own_recipe.md)"
     if not math.isclose(2 * halved, loss, rel_tol=TOLERANCE) or not abs(repeat) <= TOLERANCE * abs(loss):
         raise UserError(
             f"compute_loss gives {loss:g} for a micro-batch, {halved:g} instead of {loss / 2:g} with twice the "
             f"normalizer, and {repeat:g} instead of 0 for a repeat that does not count: {contract}"
         )
-    once = double = math.nan
-    if len(whole.samples) >= 2 * ROWS:
-        twice = replace(few, samples=np.tile(few.samples, 2), epochs=np.tile(few.epochs, 2))
+    once = more = math.nan
+    if (copies := min(3, len(whole.samples) // ROWS)) > 1:
+        repeated = replace(few, samples=np.tile(few.samples, copies), epochs=np.tile(few.epochs, copies))
         with evaluating(model), suppress(Exception):  # some models compute a loss only in training mode
-            once, double = loss_of(few), loss_of(twice)
-    if once and math.isclose(double, once, rel_tol=TOLERANCE / 10):  # 0: some have no loss in evaluation mode
-        raise UserError(
-            f"compute_loss gives {once:g} for a micro-batch, and the same if each sample is in it twice, as a mean "
-            f"does: {contract}"
-        )
+            once, more = loss_of(few), loss_of(repeated)
+    for factor, cause in GROWTH.items():
+        if once and math.isclose(more, factor * once, rel_tol=TOLERANCE / 10):  # 0: some have none in evaluation mode
+            raise UserError(
+                f"compute_loss gives {once:g} for a micro-batch, and {more:g} if each sample is in it {copies} times, "
+                f"as {cause}: {contract}"
+            )
 
 
 def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:

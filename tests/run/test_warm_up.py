@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from runs import refusal
 from torch import nn
 
 from shared.errors import UserError
@@ -109,9 +110,10 @@ def test_a_loss_that_does_not_fall_as_the_normalizer_grows_is_refused(loss_of):
     assert "\n" not in str(caught.value)
 
 
-def test_a_mean_that_is_divided_by_the_normalizer_is_refused():
-    with pytest.raises(UserError, match="the same if each sample is in it twice"):
-        check(lambda m, losses: losses.mean() / m.normalizer)
+def test_a_mean_that_is_divided_by_the_normalizer_and_losses_of_all_pairs_are_refused():
+    assert ", as a mean does: return the sum" in refusal(check, lambda m, losses: losses.mean() / m.normalizer)
+    pairs = refusal(check, lambda m, losses: (losses[:, None] - losses).square().sum() / m.normalizer)
+    assert "if each sample is in it 3 times, as losses [n, n] do, of predictions [n, 1] and targets [n]: " in pairs
     model = Net()  # has no loss in evaluation mode
     check(lambda m, losses: losses.sum() * model.training / m.normalizer, model)
 

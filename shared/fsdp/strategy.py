@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 
 from shared.checkpoints import folders
@@ -26,7 +28,6 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import NEW_RUN, read_state
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
-from shared.compat import of_accelerate
 from shared.config.options import Options, Rule
 from shared.errors import UserError
 from shared.models.trainable import called_layers
@@ -35,7 +36,6 @@ from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes import collectives, rules
 from shared.processes.collectives import on_main_process, on_some
-from shared.processes.rules import uses_fsdp
 from shared.run.training_run import Ddp
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # folders of a checkpoint
@@ -90,12 +90,22 @@ class Sharding(Hook):
 
     def opened(self, run: Any) -> None:
         """Choose how the processes hold the model, and which checkpoints they read."""
-        if not uses_fsdp(os.environ):
+        if not rules.is_true(os.environ, rules.USE_FSDP):
             run.strategy.saver = SaverOfWhole
             return
         run.strategy = Fsdp()
         if run.accelerator.device.type == "cpu":
-            of_accelerate.use_fsdp_on_cpu(run.accelerator)
+            use_fsdp_on_cpu(run.accelerator)
+
+
+def use_fsdp_on_cpu(accelerator: Any) -> None:
+    """Set in Accelerate's states what it sets for FSDP itself, but only on GPUs.
+
+    On a CPU it drops FSDP without a word and would wrap the model by DDP. `cpu_offload` is off: a CPU is the host.
+    """
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(cpu_offload=False)  # reads the launcher's variables
+    for state in (PartialState(), accelerator.state):  # each new AcceleratorState copies the former
+        state.distributed_type = DistributedType.FSDP
 
 
 class SaverOfWhole(Saver):

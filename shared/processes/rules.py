@@ -39,12 +39,8 @@ def one_of(values: tuple[str, ...], name: str, any_case: bool = True) -> Rule:
     return Rule(found, f"{{found}}: expected one of {', '.join(values)}")
 
 
-def uses_fsdp(environment: Mapping[str, str]) -> bool:
-    """`distributed_type: FSDP` in the launcher's YAML; Accelerate reads no other word than true."""
-    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-
-
 USE_CPU = "ACCELERATE_USE_CPU"  # set by use_cpu in the launcher's YAML, or by debug_launcher
+USE_FSDP = "ACCELERATE_USE_FSDP"  # set by distributed_type: FSDP there
 
 
 def is_true(environment: Mapping[str, str], name: str) -> bool:
@@ -77,7 +73,7 @@ class Launch:
     @property
     def sharded(self) -> bool:
         """Whether the run uses FSDP."""
-        return uses_fsdp(self.env)
+        return is_true(self.env, USE_FSDP)
 
     @property
     def processes(self) -> int:
@@ -116,7 +112,7 @@ _ENGINE = "recipes support only DDP and FSDP2: use accelerate_configs/multi_gpu.
 _COMPILED = "Accelerate would compile the model and save its weights under names that from_pretrained cannot load"
 RULES = (
     one_of(PRECISIONS, "ACCELERATE_MIXED_PRECISION", any_case=False),  # Accelerate reads FP16 as full precision
-    one_of(("true", "false"), "ACCELERATE_USE_FSDP"),  # Accelerate reads 1 as false
+    one_of(("true", "false"), USE_FSDP),  # Accelerate reads 1 as false
     *(one_of(TRUE + FALSE, name) for name in SWITCHES),
     refused(
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",

@@ -56,6 +56,11 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, lines), type(error).__name__)
 
 
+def error_in_words(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
+
+
 @contextlib.contextmanager
 def about(setting: str) -> Iterator[None]:
     """Turn the error of a library into a `UserError` of one line: the setting, and what the library says.

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shared.config.options import plain, shown
-from shared.errors import Preempted, UserError, complain
+from shared.errors import Preempted, UserError, complain, error_in_words
 from shared.extras.hub import unreachable
 from shared.monitoring.hooks import Hook, Value
-from shared.monitoring.log import error_in_words
 from shared.processes.collectives import on_main_process
 
 PROJECT = "accelerate-recipes"

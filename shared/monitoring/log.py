@@ -3,15 +3,14 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from shared.disk import replace_file
-from shared.errors import UserError, complain, first_line
+from shared.errors import UserError
 from shared.monitoring.hooks import Value
 
 # JSON has no NaN. JavaScript and protobuf use these names, and Python's float() reads them.
@@ -129,17 +128,3 @@ def put(text: str) -> None:
     """One line on stdout, above the progress bar."""
     with tqdm.external_write_mode():
         print(text, flush=True)
-
-
-@contextmanager
-def not_fatal(file: str) -> Iterator[None]:
-    """Warn that `file` was not written, because a run is complete even without it."""
-    try:
-        yield
-    except Exception as error:
-        complain(f"warning: {file} was not written: {error_in_words(error)}")
-
-
-def error_in_words(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(error)[:200]}"

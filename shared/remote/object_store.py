@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shared.disk import is_url
-from shared.errors import UserError
-from shared.monitoring import log
+from shared.errors import UserError, error_in_words
 
 PATIENCE = 300.0  # seconds for which a request is retried
 PATIENCE_AT_START = 30.0  # the same for the first file: a URL with a typing error should not take minutes
@@ -156,7 +155,7 @@ def _opened(url: str, process: int) -> tuple[Any, str]:
 def failure_in_words(error: Exception) -> str:
     """An exception in at most one line."""
     status = _status(error)
-    return log.error_in_words(error) if status is None else f"HTTP {status}"
+    return error_in_words(error) if status is None else f"HTTP {status}"
 
 
 def _status(error: Exception) -> int | None:

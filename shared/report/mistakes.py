@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.disk import replace_file
+from shared.errors import complain, error_in_words
 from shared.monitoring.hooks import Hook, Value
-from shared.monitoring.log import finite_or_name, not_fatal
+from shared.monitoring.log import finite_or_name
 
 Ints = NDArray[np.int64]
 FILE = "mistakes.json"
@@ -58,6 +60,15 @@ class Mistakes(Hook):
             with not_fatal(FILE):
                 replace_file(Path(self.run.config.output_dir) / FILE, json.dumps({"step": step} | self.found))
         self.found = {}
+
+
+@contextmanager
+def not_fatal(file: str) -> Iterator[None]:
+    """Warn that `file` was not written, because a run is complete even without it."""
+    try:
+        yield
+    except Exception as error:
+        complain(f"warning: {file} was not written: {error_in_words(error)}")
 
 
 def mistakes(

@@ -23,8 +23,9 @@ from shared.errors import UserError, about, count_of
 from shared.extras.costs import NAMES, Lines, breakdown, facts, seconds_by_part
 from shared.extras.curves import FEW, LARGEST, Panel, draw_curves, draw_panel, find_panels, short
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import not_fatal, put, read_metrics
+from shared.monitoring.log import put, read_metrics
 from shared.report import mistakes
+from shared.report.mistakes import not_fatal
 from shared.run.recipes import recipe_of
 
 REPORT, CARD, CURVES, METRICS = "report.html", "launch_card.txt", "curves.png", "metrics.jsonl"

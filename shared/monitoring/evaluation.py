@@ -99,7 +99,7 @@ def collect(
                 numbers.append(micro_batch.samples)
                 columns = losses[:, None], predictions.reshape(len(losses), -1)
                 rows.append(torch.cat([each.double() for each in columns], dim=1))  # losses in bf16 would round classes
-    if signals.cut_short(accelerator):
+    if signals.heard.cut_short:
         return None
     table = np.empty((shape[0], 1 + math.prod(shape[1:])))
     gather_into(table, shape[0], accelerator, numbers, rows)

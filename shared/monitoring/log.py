@@ -32,9 +32,8 @@ class Log:
         """Write one line of metrics.jsonl, and show it."""
         if not self.acts:
             return
-        line = {"step": step} | {key: finite_or_name(value) for key, value in values.items()}
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")  # closed, so flushed: a killed run has its last line
+            file.write(as_line({"step": step, **values}))  # closed, so flushed: a killed run has its last line
         show(self.bar, step, values)
 
     def close(self) -> None:
@@ -48,10 +47,19 @@ def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
     Raises:
         UserError: a line is not a JSON object with a step. An incomplete last line, left by a crash, is ignored.
     """
-    return [
-        {key: NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in line.items()}
-        for _, line in parsed_lines(metrics_file)
-    ]
+    texts = metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            named = [key for key, value in line.items() if isinstance(value, str) and value in NOT_FINITE]
+            lines.append(line | {key: NOT_FINITE[line[key]] for key in named})
+        elif number < len(texts):
+            raise UserError(f"{metrics_file}, line {number}: not a JSON object with a step; correct or delete the file")
+    return lines
 
 
 def cut_metrics(metrics_file: Path, step: int, evaluation_owed: bool = False) -> None:
@@ -67,27 +75,12 @@ def cut_metrics(metrics_file: Path, step: int, evaluation_owed: bool = False) ->
         made_again = evaluation_owed and line["step"] == step and "loss" not in line
         return 0 < line["step"] <= step and "train_runtime" not in line and not made_again
 
-    replace_file(metrics_file, "".join(f"{text}\n" for text, line in parsed_lines(metrics_file) if kept(line)))
+    replace_file(metrics_file, "".join(as_line(line) for line in read_metrics(metrics_file) if kept(line)))
 
 
-def parsed_lines(metrics_file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line as text and parsed.
-
-    Raises:
-        UserError: a line other than the last is not a JSON object with a step.
-    """
-    texts = metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    lines = []
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append((text, line))
-        elif number < len(texts):
-            raise UserError(f"{metrics_file}, line {number}: not a JSON object with a step; correct or delete the file")
-    return lines
+def as_line(values: Mapping[str, Value]) -> str:
+    """The line of metrics.jsonl with these values."""
+    return json.dumps({key: finite_or_name(value) for key, value in values.items()}, allow_nan=False) + "\n"
 
 
 def finite_or_name(value: Value) -> Value:

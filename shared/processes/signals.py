@@ -46,7 +46,7 @@ class Heard:
     def __init__(self) -> None:
         self.signal = 0  # number of the first signal; 0: none
         self.first = 0.0  # when it came, on the monotonic clock
-        self.cut_short = False  # whether a signal ended an evaluation: on this process, then on any
+        self.cut_short = False  # whether a signal ended the last evaluation: on this process, then on any
         self.something_to_save = False  # set by the training loop, which then ends the run itself
         self.output_dir: Path | None = None  # for the marker; None in a dry run, which writes none
         self.removing = threading.Lock()  # held while an old marker is removed, and by a process that ends immediately
@@ -265,7 +265,10 @@ def all_saved() -> None:
 
 
 def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the batches of an evaluation until some process receives a signal; `cut_short` then returns True.
+    """Yield the batches of an evaluation until some process receives a signal; all then have `heard.cut_short`.
+
+    Every process calls this, and goes on to the end. There it waits for those with more batches, for as long as they
+    send heartbeats.
 
     Processes have different numbers of batches, so a collective call is not possible: a process that receives a signal
     sets a key in the group's store. Under FSDP all processes have the same number of batches, each forward pass waits
@@ -291,12 +294,4 @@ def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
         yield batch
     if exchange:
         exchange.finish()
-
-
-def cut_short(accelerator: Any) -> bool:
-    """Return whether the last evaluation is incomplete on some process, the same on all; every process calls this.
-
-    It waits for processes with more batches for as long as they send heartbeats.
-    """
     heard.cut_short = any(gather(accelerator, heard.cut_short))
-    return heard.cut_short

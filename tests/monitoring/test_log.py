@@ -54,6 +54,8 @@ def test_every_value_is_on_disk_at_once_as_valid_json_and_is_read_back_unchanged
         same = back[key] == value or (math.isnan(value) and math.isnan(back[key]))
         assert same
         assert type(back[key]) is type(value)
+    cut_metrics(folder / "metrics.jsonl", step)
+    assert (folder / "metrics.jsonl").read_text() == (text + "\n" if step and "train_runtime" not in line else "")
 
 
 @given(st.lists(st.integers(1, 20), max_size=12), st.integers(0, 20), st.integers(1, 40), st.booleans())

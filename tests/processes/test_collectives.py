@@ -162,7 +162,7 @@ def together(accelerator, folder):
     found["before"] = collectives._barriers[0].calls
     found["gathered"] = collectives.gather(accelerator, rank)
     collectives.agree(accelerator, None)
-    assert not signals.cut_short(accelerator)
+    assert [*signals.watch(accelerator, "ab"), signals.heard.cut_short] == ["a", "b", False]
     model = torch.nn.Linear(2, 2)
     model, _ = Ddp().wrap(accelerator, model, make_optimizer(model, Options()))
     found["after"] = collectives._barriers[0].calls

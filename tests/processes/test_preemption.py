@@ -40,7 +40,7 @@ def together(accelerator, folder):
     rank, found = accelerator.process_index, {}
     signals.CHECK_INTERVAL = 0.0
     endless = (time.sleep(0.002) or n for n in range(10_000))
-    found["all batches"] = [*signals.watch(accelerator, range(3 + rank)), signals.cut_short(accelerator)]
+    found["all batches"] = [*signals.watch(accelerator, range(3 + rank)), heard.cut_short]
 
     exchange, answers = Exchange(accelerator), []
     for step in range(6):
@@ -52,17 +52,17 @@ def together(accelerator, folder):
     heard.signal = 0
     for n in signals.watch(accelerator, few if rank == 1 else endless):
         heard.signal = signal.SIGTERM if rank == 1 and n == 1 else 0
-    found["left an endless evaluation"] = signals.cut_short(accelerator)
+    found["left an endless evaluation"] = heard.cut_short
     found["saves after it"] = must_end(Exchange(accelerator))
 
     heard.signal, seen = 0, 0
     world = accelerator.num_processes  # it has no `reduce`, for which a batch would wait for the GPU
     communicating = SimpleNamespace(is_fsdp2=True, num_processes=world)
-    found["all batches under FSDP"] = [*signals.watch(communicating, range(3)), signals.cut_short(accelerator)]
+    found["all batches under FSDP"] = [*signals.watch(communicating, range(3)), heard.cut_short]
     for n in signals.watch(communicating, range(100)):
         seen += 1
         heard.signal = signal.SIGTERM if rank == 1 and n == 4 else 0
-    found["batches under FSDP"] = [seen, signals.cut_short(accelerator)]
+    found["batches under FSDP"] = [seen, heard.cut_short]
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:

@@ -73,7 +73,6 @@ class Saver:
                 "modules of torch"
             )
         self.writes = self.takes_part = writes(accelerator, config)  # under FSDP, every process takes part
-        self.settings = options.plain(config)
         self.versions = versions()
         self.in_background = True
         self.staging: Staging | None = None
@@ -239,7 +238,7 @@ class Saver:
         return progress.state() | {
             "epoch": self.plan.epochs_completed(progress.step),
             "seed": self.config.seed,
-            "config": self.settings,
+            "config": options.plain(self.config),
             "world_size": self.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             "versions": self.versions,

@@ -58,12 +58,9 @@ def group_name(group: int) -> str:
 
 
 def names_by_group(model: nn.Module, optimizer: Any) -> list[list[str]]:
-    """The names of the parameters of each group; one that is not the model's is named by its group and its place."""
+    """The names of the parameters of each group; `require_all` has checked that they are the model's."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return [
-        [names.get(parameter, f"{group_name(i)}.parameter_{n}") for n, parameter in enumerate(group["params"])]
-        for i, group in enumerate(inner(optimizer).param_groups)
-    ]
+    return [[names[parameter] for parameter in group["params"]] for group in inner(optimizer).param_groups]
 
 
 def optimizer_state_dict(path: Path) -> Values:

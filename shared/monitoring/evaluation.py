@@ -115,8 +115,7 @@ def gather_into(
 
     Args:
         table: [total, width], or [0, width] on a process that needs no result.
-        total: number of samples in the dataset.
-        accelerator: has the device and sums over processes.
+        total, accelerator: see `gather_rows`.
         numbers: of the samples of each batch of this process.
         rows: [samples, width] of each batch, in the type of `table`.
     """

@@ -32,8 +32,7 @@ class Monitor:
 
     Args:
         accelerator: reduces over its processes.
-        lengths: int64 [N], real tokens of each sample, or [N, k] if a sample has k sequences; None when samples are
-            no sequences.
+        lengths: int64 [N] or [N, k], or None: see `TrainingRun.start`.
         state: the monitor's state in the checkpoint from which the run resumes; empty in a new run.
         hooks: add figures of their own.
     """

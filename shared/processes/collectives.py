@@ -62,11 +62,7 @@ def writes(accelerator: Any, config: Options) -> bool:
 
 
 def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -> list[Any]:
-    """Call `function` on the processes that write; return their results, by rank, on every process.
-
-    Raises:
-        UserError: `function` raised one; every process raises that of the lowest rank.
-    """
+    """Call `function` on the processes that write; return their results, or raise a UserError, as `on_some` does."""
     return on_some(accelerator, writes(accelerator, config), function)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -27,7 +27,7 @@ from torch import distributed as dist
 from shared.compat import of_torch
 from shared.disk import replace_file
 from shared.errors import Preempted
-from shared.processes.collectives import gather, group_of_all, wait_for_all
+from shared.processes.collectives import gather, group_of_all
 
 EXIT_FAILED = 1
 EXIT_PREEMPTED = 143
@@ -233,23 +233,12 @@ def must_end(exchange: Exchange) -> bool:
     return exchange() or heard.cut_short  # every process takes part in the exchange
 
 
-def end_run(accelerator: Any, output_dir: str, step: int, saver: Any, close: Callable[[], object]) -> NoReturn:
-    """Wait for the checkpoint of `step` to be complete, then end the run; every process calls this.
-
-    `close` is called after the checkpoint, because an upload may take longer than the scheduler allows.
-
-    Raises:
-        UserError: the checkpoint could not be saved.
-        Preempted: it is saved.
-    """
-    saver.finish()
+def mark_saved(accelerator: Any, output_dir: str, step: int) -> None:
+    """Write the marker of a run whose checkpoint of `step` is complete, and print a line; every process calls this."""
     received = gather(accelerator, heard.signal)
     if accelerator.is_main_process:
         write_marker(Path(output_dir), step, {rank: number for rank, number in enumerate(received) if number})
         print(f"interrupted at step {step}: checkpoint saved, start again to resume", flush=True)
-    close()
-    wait_for_all(accelerator)  # the launcher ends all processes after the first exit
-    raise Preempted
 
 
 def all_saved() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import AnyConfig
-from shared.errors import UserError
+from shared.errors import Preempted, UserError
 from shared.monitoring.evaluation import differing_scores
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import Log
@@ -269,13 +269,18 @@ class TrainingRun(Generic[AnyConfig]):
 
         Raises:
             Preempted: after a signal, once the checkpoint is complete.
+            UserError: after a signal, if the checkpoint could not be saved.
         """
         preempted = signals.must_end(self._signals)
         self.saver.poll()
         if preempted or self.saver.is_due(self.progress):
             self._save()
         if preempted:
-            signals.end_run(self.accelerator, self.config.output_dir, self.progress.step, self.saver, self._close)
+            self.saver.finish()
+            signals.mark_saved(self.accelerator, self.config.output_dir, self.progress.step)
+            self._close()  # after the checkpoint, because an upload may take longer than the scheduler allows
+            collectives.wait_for_all(self.accelerator)  # the launcher ends all processes after the first exit
+            raise Preempted
 
     def finish(self, model: nn.Module, processor: Any = None, note: str = "") -> Results:
         """Wait for the last checkpoint, and export the model.

@@ -4,7 +4,6 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
@@ -12,14 +11,6 @@ from shared.compat import of_accelerate
 from shared.errors import UserError
 
 ACCELERATE = f"accelerate {version('accelerate')}"
-
-
-@pytest.fixture
-def accelerator(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    of_accelerate.reset_state(processes=True)
-    yield Accelerator(cpu=True)
-    of_accelerate.reset_state(processes=True)
 
 
 def test_prepared_and_registered_objects_are_listed(accelerator):

@@ -14,8 +14,9 @@ from shared.checkpoints.saving import Saver
 from shared.errors import Preempted
 from shared.optimization import gradients
 from shared.processes import signals
-from shared.processes.signals import Exchange, all_saved, end_run, heard, must_end
+from shared.processes.signals import Exchange, all_saved, heard, must_end
 from shared.run import export
+from shared.run.training_run import TrainingRun
 
 STEPS = 16
 FLAGS = [
@@ -30,9 +31,16 @@ def nothing_heard(monkeypatch):
         monkeypatch.setattr(heard, name, value)
 
 
-# Two processes
+def save_and_end(accelerator, folder, step, finish=lambda: None):
+    """What a run does after `step` once a signal has come; `finish` completes its checkpoint, and closes its hooks."""
+    saver = SimpleNamespace(poll=lambda: None, finish=finish)
+    config, progress = SimpleNamespace(output_dir=str(folder)), SimpleNamespace(step=step)
+    run = SimpleNamespace(accelerator=accelerator, config=config, progress=progress, saver=saver)
+    run._signals, run._save, run._close = Exchange(accelerator), lambda: None, finish
+    TrainingRun.save_if_due(run)
 
-NOTHING = SimpleNamespace(finish=lambda: None)  # stands in for a saver
+
+# Two processes
 
 
 def together(accelerator, folder):
@@ -66,7 +74,7 @@ def together(accelerator, folder):
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:
-        end_run(accelerator, str(folder), 6, NOTHING, NOTHING.finish)
+        save_and_end(accelerator, folder, 6)  # the evaluation was cut short
     except Preempted:
         found["left"] = True
     return found
@@ -104,9 +112,8 @@ def test_a_single_process_notices_a_signal_in_the_same_step_and_writes_the_marke
     assert heard.something_to_save
     heard.signal = signal.SIGINT
     assert must_end(exchange)
-    saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     with pytest.raises(Preempted):
-        end_run(ALONE, str(tmp_path), 3, saver, saver.finish)  # to save, and to close the hooks
+        save_and_end(ALONE, tmp_path, 3, lambda: there.append((tmp_path / "PREEMPTED").exists()))
     assert there == [False, True]
     assert "interrupted at step 3: checkpoint saved" in capsys.readouterr().out
 

@@ -1,6 +1,6 @@
 """The folders of checkpoints: written under a temporary name, committed by renaming, removed when newer ones exist.
 
-The manifest of a folder is {file: {"bytes": ..., "xxh3_128": ...}}.
+The manifest of a folder has a line for each file, its size and digest: {file: {"bytes": ..., "xxh3_128": ...}}.
 """
 
 import errno
@@ -29,8 +29,7 @@ new_digest: Any = xxhash.xxh3_128
 CHUNK = 1 << 20  # bytes that are written at once: they are still in the cache when they are hashed
 THREADS = 4  # files that are read at once. Reads, xxhash and hashlib do not hold the GIL
 
-Line = dict[str, Any]
-"""A line of a manifest: the size of a file in bytes, and its digest."""
+Line = dict[str, Any]  # of a manifest
 
 
 @dataclass

@@ -202,12 +202,11 @@ class Plan:
         shares = _shares(*self._cut(step), self.packed, self.num_processes, self.equal_counts, fewest=1)
         return [[*mine[:-1], replace(mine[-1], last=True)] for mine in shares]
 
-    def cut_otherwise(self, start: int, num_processes: int, first_processes: int | None = None) -> bool:
+    def cut_otherwise(self, start: int, num_processes: int, first_processes: int) -> bool:
         """Whether steps from `start` on have another cut on `num_processes`, of a run that began on `first_processes`.
 
-        Of many steps, evenly spaced ones are compared. None: the run began as this one.
+        Of many steps, evenly spaced ones are compared.
         """
-        first_processes = first_processes or self.first_processes
         steps = range(start, self.total_steps)
         fewest, fewest_here = max(num_processes, first_processes), max(self.num_processes, self.first_processes)
         if not steps or (fewest == fewest_here and not self.equal_counts):

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
-import torch
 from torch import distributed as dist
 
 from shared.errors import UserError, first_line
@@ -221,7 +220,7 @@ def end() -> None:
     """
     from accelerate import PartialState
 
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if dist.is_initialized():
         gc.collect()
         collectives.wait_for_all(PartialState())  # the main process may be uploading
         collectives.meet(PartialState())

@@ -89,10 +89,10 @@ def start(config: options.Options, timeout: timedelta = PROCESS_GROUP_TIMEOUT) -
     )
     if has_group:
         agreement.compare_processes(of_torch.default_store(), config, device, timeout.total_seconds())
-    if accelerator.num_processes != (launched := int(os.environ.get("WORLD_SIZE", 1))):
+    if accelerator.num_processes != launch.processes:
         raise UserError(
-            f"WORLD_SIZE is {launched}, but Accelerate has {accelerator.num_processes} process(es): each would train "
-            "alone; start with `accelerate launch --config_file accelerate_configs/…` or torchrun"
+            f"WORLD_SIZE is {launch.processes}, but Accelerate has {accelerator.num_processes} process(es): each would "
+            "train alone; start with `accelerate launch --config_file accelerate_configs/…` or torchrun"
         )
     return accelerator
 

@@ -60,7 +60,7 @@ def notes_on_processes(plan: Plan, progress: Progress) -> dict[str, str]:
         effect = "equal up to rounding"
         if plan.depends_on_processes:
             effect = f"another run, because {plan.depends_on_processes}"
-        elif plan.cut_otherwise(start, before):
+        elif plan.cut_otherwise(start, before, first):
             effect = (
                 f"some steps have other micro-batches; equal up to rounding without {affected}, with them another run"
             )

@@ -234,7 +234,7 @@ class TrainingRun(Generic[AnyConfig]):
             loss: its share of the step's mean, on the device.
             parts: the same for parts of the loss; each is logged as `loss_NAME`. Every micro-batch has the same names.
         """
-        self.monitor.add(micro_batch, loss, parts or {})
+        self.monitor.add(micro_batch, loss, parts)
         self._tell(Hook.counted, micro_batch)
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:

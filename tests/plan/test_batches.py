@@ -122,7 +122,7 @@ def test_the_last_step_with_fewer_samples_has_one_cut_on_any_number_of_processes
     last = alone.total_steps - 1
     assert [len(piece.samples) for piece in alone.cut(last)] == [11]
     assert [len(piece.samples) for piece in many.cut(last)] == [11]
-    assert not many.cut_otherwise(last, 1)
+    assert not many.cut_otherwise(last, 1, 1)
     assert [len(mine) for mine in shares(many, last)] == [1] * processes
     repeats = [m for mine in shares(many, last) for m in mine if not m.counted]
     assert [len(m.samples) for m in repeats] == [2] * (processes - 1), "batch norm does not accept one row"
@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_with_fewer_processes_keeps_its_micro_batches(argumen
     later.first_processes = first.num_processes
     step %= first.total_steps
     assert [m.samples.tolist() for m in later.cut(step)] == [m.samples.tolist() for m in first.cut(step)]
-    assert not later.cut_otherwise(0, first.num_processes)
+    assert not later.cut_otherwise(0, first.num_processes, first.num_processes)
 
 
 @settings(max_examples=100, deadline=None)
@@ -147,8 +147,8 @@ def test_a_plan_knows_whether_another_number_of_processes_cuts_a_step_otherwise(
     here = Plan(**arguments)
     elsewhere = Plan(**arguments | {"num_processes": others}) if arguments["global_batch_size"] >= others else here
     differing = [len(here.cut(step)) != len(elsewhere.cut(step)) for step in range(here.total_steps)]
-    assert here.cut_otherwise(0, elsewhere.num_processes) == any(differing)
-    assert here.cut_otherwise(1, elsewhere.num_processes) == any(differing[1:])
+    assert here.cut_otherwise(0, elsewhere.num_processes, 1) == any(differing)
+    assert here.cut_otherwise(1, elsewhere.num_processes, 1) == any(differing[1:])
 
 
 def test_of_a_billion_samples_only_some_lengths_are_read_to_compare_the_steps():
@@ -163,7 +163,7 @@ def test_of_a_billion_samples_only_some_lengths_are_read_to_compare_the_steps():
 
     sizes = {"max_tokens": 3200, "longest": 0, "num_processes": 2}
     plan = Plan(lengths=np.broadcast_to(100, 10**9).view(Lengths), seed=0, global_batch_size=64, num_epochs=1, **sizes)
-    assert not plan.cut_otherwise(0, 1)
+    assert not plan.cut_otherwise(0, 1, 1)
     assert Lengths.read < 17_000
 
 

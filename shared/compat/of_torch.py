@@ -34,5 +34,5 @@ def default_store() -> dist.Store:
 
 
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
-    """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`. Only some optimizers have it."""
+    """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`, and skips itself on the device."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -178,9 +178,13 @@ class Options:
         """The learning rate for --learning_rate None."""
         return 5e-5
 
+    def base_learning_rate(self) -> float:
+        """--learning_rate before scaling to the batch; for None, the default."""
+        return self.default_learning_rate() if self.learning_rate is None else self.learning_rate
+
     def peak_learning_rate(self) -> float:
         """--learning_rate, as the settings scale it to the global batch of the run."""
-        return base_learning_rate(self)
+        return self.base_learning_rate()
 
     def settled(self, accelerator: Any, stored: Mapping[str, Any] | None) -> Self:
         """These settings, with those that depend on the launch filled in. A subclass may extend it.
@@ -189,7 +193,7 @@ class Options:
             accelerator: of the launch.
             stored: the settings of the run that the launch resumes; None: a new run.
         """
-        rate = base_learning_rate(self)
+        rate = self.base_learning_rate()
         return dataclasses.replace(self, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
 
     def hooks(self) -> list[Any]:
@@ -266,11 +270,6 @@ def check(config: Options) -> None:
 def shown(value: Any) -> str:
     """A value, also one loaded from config.yaml, as it is written after its flag."""
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def base_learning_rate(config: Options) -> float:
-    """--learning_rate before scaling to the batch; for None, the default."""
-    return config.default_learning_rate() if config.learning_rate is None else config.learning_rate
 
 
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:

@@ -10,7 +10,6 @@ from torch import nn
 from shared.checkpoints.resuming import problem_with, read_state
 from shared.compat import of_torch, of_torch_models
 from shared.config import options
-from shared.config.options import base_learning_rate
 from shared.errors import UserError, about
 from shared.models.trainable import backbone, layers_by_depth
 from shared.monitoring.hooks import Hook
@@ -30,7 +29,7 @@ def make_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
     """
     grouped = muon_groups if config.optim == "muon" else parameter_groups
     groups = rates_by_layer(model, grouped(model, config.weight_decay), config.layer_lr_decay)
-    rate = base_learning_rate(config)
+    rate = config.base_learning_rate()
     if config.optim == "lars":
         from pytorch_optimizer import LARS
 

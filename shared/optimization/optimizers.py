@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from shared.compat import of_torch
-from shared.config.options import Options, ScheduleType, base_learning_rate
+from shared.config.options import Options, ScheduleType
 from shared.errors import UserError, listed
 from shared.optimization import gradients
 
@@ -33,7 +33,7 @@ def make_optimizer(
 
     `groups` are the parameters; None: `parameter_groups`.
     """
-    groups, rate = groups or parameter_groups(model, config.weight_decay), base_learning_rate(config)
+    groups, rate = groups or parameter_groups(model, config.weight_decay), config.base_learning_rate()
     if config.optim == "sgd":
         sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
         sgd.register_step_pre_hook(begin_momentum)
@@ -160,11 +160,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
-def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer reads `found_inf`, so that a skipped update costs no host synchronization."""
-    return of_torch.reads_found_inf(inner(optimizer))
-
-
 def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer under Accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
@@ -189,7 +184,7 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
     if accelerator.scaler is not None:
         accelerator.scaler.step(optimizer)  # it also found this when it unscaled the gradients; it skips and backs off
         accelerator.scaler.update()
-    elif not on_host and skips_on_device(optimizer):
+    elif not on_host and of_torch.reads_found_inf(optimizer):
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.step()
     elif not skipped.item():

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from shared.checkpoints.progress import Progress
+from shared.compat import of_torch
 from shared.errors import aligned, count_of, listed
-from shared.optimization.optimizers import inner, skips_on_device, warmup_steps
+from shared.optimization.optimizers import inner, warmup_steps
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather
 
@@ -37,7 +38,7 @@ def launch_card(run: Any, rows: Mapping[str, object]) -> str:
         "output": f"{folder}, " + (f"resumed from {run.checkpoint.name}" if run.checkpoint else "from the start"),
     }
     card |= notes_on_processes(plan, progress)
-    if not skips_on_device(optimizer):
+    if not of_torch.reads_found_inf(inner(optimizer)):
         card["note on --optim"] = "it cannot skip updates on the device, so the host waits for each gradient norm"
     return aligned(card)
 

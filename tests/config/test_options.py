@@ -192,8 +192,8 @@ def test_new_and_pretrained_weights_have_different_default_learning_rates(
     recipe: str, pretrained: dict[str, Any], rate: float
 ) -> None:
     config = runs.load_recipe(recipe).Config(**pretrained)
-    assert options.base_learning_rate(config) == rate
-    assert options.base_learning_rate(dataclasses.replace(config, learning_rate=0.125)) == 0.125
+    assert config.base_learning_rate() == rate
+    assert dataclasses.replace(config, learning_rate=0.125).base_learning_rate() == 0.125
 
 
 def test_names_of_other_programs_lead_to_the_flags_of_the_recipes(tmp_path: Path) -> None:

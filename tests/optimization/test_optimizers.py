@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from shared.compat import of_torch
 from shared.config.options import Options
 from shared.optimization import gradients
 from shared.optimization.optimizers import (
@@ -18,7 +19,6 @@ from shared.optimization.optimizers import (
     make_optimizer,
     make_schedule,
     parameter_groups,
-    skips_on_device,
     step_if_finite,
 )
 from shared.options.data_options import ExtraOptions
@@ -136,7 +136,7 @@ def test_momentum_allocated_before_the_first_step_changes_nothing():
 def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelerator):
     model = nn.Linear(2, 1)
     optimizer = accelerator.prepare(torch.optim.Adagrad(model.parameters(), lr=0.1, foreach=False))
-    assert not skips_on_device(torch.optim.RMSprop(model.parameters()))
+    assert not of_torch.reads_found_inf(torch.optim.RMSprop(model.parameters()))
     before = model.weight.clone()
     (model(torch.ones(1, 2)).sum() * math.nan).backward()
     norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)

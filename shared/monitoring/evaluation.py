@@ -54,7 +54,6 @@ def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torc
         AssertionError: on every process, when a sample is missing or came more than once; names the first such sample.
     """
     assert rows.dtype in (torch.float32, torch.float64, torch.int64), f"rows are {rows.dtype}: a sum would be inexact"
-    assert len(indices) == len(rows), f"{len(indices)} indices for {len(rows)} rows"
     flat = rows.detach().reshape(len(rows), rows.shape[1:].numel())
     # One collective: each row goes into a table of zeros, and x + 0 is exact. A last column of ones counts the rows.
     counted = torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1).to(accelerator.device)
@@ -87,6 +86,9 @@ def collect(
     Returns:
         Predictions of `shape` and losses [samples] on every process, in the order of the data. None if a signal cut the
         pass short.
+
+    Raises:
+        UserError: predictions or losses have another shape.
     """
     model = accelerator.unwrap_model(model)  # DDP's wrapper would wait for processes that have no batch
     numbers: list[np.ndarray] = []
@@ -95,9 +97,15 @@ def collect(
         for micro_batch, batch in signals.watch(accelerator, batches):
             seed_dropout(accelerator.device, 0, micro_batch.step, micro_batch.index)
             predictions, losses, *_ = predict(model, micro_batch, batch)
+            count = len(micro_batch.samples)
+            if losses.shape != (count,) or predictions.numel() != count * math.prod(shape[1:]):
+                raise UserError(
+                    f"evaluate: {count} samples have predictions {[*predictions.shape]} and losses {[*losses.shape]}, "
+                    f"not {[count, *shape[1:]]} and [{count}] (evaluation.collect in docs/your_own_recipe.md)"
+                )
             if micro_batch.counted:
                 numbers.append(micro_batch.samples)
-                columns = losses[:, None], predictions.reshape(len(losses), -1)
+                columns = losses[:, None], predictions.reshape(count, -1)
                 rows.append(torch.cat([each.double() for each in columns], dim=1))  # losses in bf16 would round classes
     if signals.heard.cut_short:
         return None

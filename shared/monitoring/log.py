@@ -36,10 +36,6 @@ class Log:
             file.write(as_line({"step": step, **values}))  # closed, so flushed: a killed run has its last line
         show(self.bar, step, values)
 
-    def close(self) -> None:
-        """End the progress bar."""
-        self.bar.close()
-
 
 def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
     """The lines of a metrics.jsonl, with NaN and infinities as floats again.

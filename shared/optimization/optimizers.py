@@ -65,6 +65,8 @@ def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             f"make_optimizer: a checkpoint would lose {listed(lost)} of the optimizer's state_dict: keep this in its "
             "state or its groups"
         )
+    if hasattr(optimizer, "eval"):
+        raise UserError("make_optimizer: one with eval(), such as schedule-free AdamW, is not supported: use another")
     rates = dict.fromkeys(str(group.get("lr")) for group in groups if "lr_scale" not in group)
     if len(rates) > 1:
         raise UserError(

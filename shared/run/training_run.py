@@ -323,7 +323,7 @@ class TrainingRun(Generic[AnyConfig]):
         self._tell(Hook.logged, self.progress.step, values)
 
     def _close(self) -> None:
-        self._log.close()
+        self._log.bar.close()
         self._tell(Hook.closed)
 
     def _save(self) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -17,8 +16,10 @@ from shared.plan.draws import seed_dropout
 
 ROWS = 2  # samples of a pass; batch norm needs two
 TOLERANCE = 1e-3  # relative, of a loss; a GPU may sum in another order in each pass
-# How much a wrong loss grows with three copies of each sample.
-GROWTH = {1: "a mean does", 9: "losses [n, n] do, of predictions [n, 1] and targets [n]"}
+COPIES = 3  # of a sample; with two, a contrastive loss of equal embeddings can grow as losses [n, n] do
+GROWTH = {1: "a mean does", COPIES**2: "losses [n, n] do, of predictions [n, 1] and targets [n]"}
+SAME = "draw only from the generators of random, NumPy and torch, and keep what a model changes in its buffers"
+CONTRACT = "return the sum of a micro-batch's losses, divided by micro_batch.normalizer (docs/your_own_recipe.md)"
 
 
 def check_loss(
@@ -30,73 +31,66 @@ def check_loss(
 ) -> None:
     """Refuse a loss that is not a sum divided by the normalizer, and buffers that depend on the number of processes.
 
-    Call it on every process. At most five forward passes over two samples of a micro-batch, the same on each process,
-    show what the loss depends on. A mean that is divided by the normalizer as well is recognized only in a micro-batch
-    of four or more samples, and losses of pairs of samples in one of six.
+    Call it on every process. At most five forward passes over one or two samples of a micro-batch, the same on each
+    process, show what the loss depends on. A mean that is divided by the normalizer as well, and losses of pairs of
+    samples, are recognized only in a micro-batch of two or more samples.
 
     Raises:
-        UserError: the loss does not fall as its normalizer grows, or not rise with the number of samples; the model has
-            buffers, other than `averaged`, that change in a forward pass, and there are several processes.
+        UserError: the loss is not one number with a gradient, differs in a second pass, or is no sum divided by the
+            normalizer; the model has buffers, other than `averaged`, that change in a forward pass, and there are
+            several processes.
     """
     pieces = plan.cut(0)
     whole = pieces[len(pieces) // 2]  # its samples are neither the longest nor the shortest
     few = replace(whole, samples=whole.samples[-ROWS:], epochs=whole.epochs[-ROWS:])
+    one = replace(few, samples=few.samples[-1:], epochs=few.epochs[-1:])
+    copies = replace(few, samples=one.samples.repeat(COPIES), epochs=one.epochs.repeat(COPIES))
 
     def loss_of(micro_batch: MicroBatch) -> float:
-        with discarded(accelerator, model):
-            loss = float(compute_loss(micro_batch).detach())
-            if accelerator.num_processes > 1:
-                refuse_changed_buffers(model, before)
-            return loss
+        with discarded(accelerator, model) as before:
+            loss = compute_loss(micro_batch)
+            changed = [name for name in watched if not torch.equal(model.get_buffer(name), before[name])]
+        if changed and accelerator.num_processes > 1:
+            raise UserError(
+                f"the model changes {listed(changed)} in each forward pass, so they would differ between processes "
+                "(those of torch.nn.BatchNorm are averaged if run.prepare gets the hook BatchNorm() of shared/models): "
+                "give it, replace the module that holds them, or start one process"
+            )
+        if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
+            raise UserError(f"compute_loss returned no tensor that is one number and has a gradient: {CONTRACT}")
+        return float(loss.detach())
 
     saved, left_out = model.state_dict().keys(), {id(buffer) for buffer in averaged}
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved and id(buffer) not in left_out}
-    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    watched = [name for name, buffer in model.named_buffers() if name in saved and id(buffer) not in left_out]
     loss = loss_of(few)
     halved, repeat = loss_of(replace(few, step_size=2 * few.step_size)), loss_of(replace(few, counted=False))
     if not math.isfinite(loss) or not loss:
         return
-    contract = "return the sum of a micro-batch's losses, divided by micro_batch.normalizer (docs/your_own_recipe.md)"
     if not math.isclose(2 * halved, loss, rel_tol=TOLERANCE) or not abs(repeat) <= TOLERANCE * abs(loss):
+        again = loss_of(few)
         raise UserError(
             f"compute_loss gives {loss:g} for a micro-batch, {halved:g} instead of {loss / 2:g} with twice the "
-            f"normalizer, and {repeat:g} instead of 0 for a repeat that does not count: {contract}"
+            f"normalizer, and {repeat:g} instead of 0 for a repeat that does not count"
+            + (f": {CONTRACT}" if again == loss else f"; and {again:g} in a second pass over the first one: {SAME}")
         )
     once = more = math.nan
-    if (copies := min(3, len(whole.samples) // ROWS)) > 1:
-        repeated = replace(few, samples=np.tile(few.samples, copies), epochs=np.tile(few.epochs, copies))
+    if len(whole.samples) > 1:
         with evaluating(model), suppress(Exception):  # some models compute a loss only in training mode
-            once, more = loss_of(few), loss_of(repeated)
+            once, more = loss_of(one), loss_of(copies)
     for factor, cause in GROWTH.items():
         if once and math.isclose(more, factor * once, rel_tol=TOLERANCE / 10):  # 0: some have none in evaluation mode
             raise UserError(
-                f"compute_loss gives {once:g} for a micro-batch, and {more:g} if each sample is in it {copies} times, "
-                f"as {cause}: {contract}"
+                f"compute_loss gives {once:g} for a sample and {more:g} for {COPIES} copies, as {cause}: {CONTRACT}"
             )
 
 
-def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
-    """Refuse a model whose buffers differ from those in `before`.
-
-    Raises:
-        UserError: names them.
-    """
-    buffers = dict(model.named_buffers())
-    if changed := [name for name, value in before.items() if not torch.equal(buffers[name], value)]:
-        raise UserError(
-            f"the model changes {listed(changed)} in each forward pass, so they would differ between processes (those "
-            "of torch.nn.BatchNorm are averaged if run.prepare gets the hook BatchNorm() of shared/models): give it, "
-            "replace the module that holds them, or start one process"
-        )
-
-
 @contextmanager
-def discarded(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """The context of a pass over a few samples with effects that are undone; each pass draws the same numbers."""
+def discarded(accelerator: Accelerator, model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """As `restored_afterwards`, for a pass over a few samples; each pass draws the same numbers."""
     eager = torch.compiler.set_stance("force_eager")  # not worth compiling for so few rows
-    with eager, restored_afterwards(accelerator, model), accelerator.autocast():
+    with eager, restored_afterwards(accelerator, model) as buffers, accelerator.autocast():
         seed_dropout(accelerator.device, 0, 0, 0)
-        yield
+        yield buffers
 
 
 def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: Callable[[], Tensor]) -> None:
@@ -121,15 +115,15 @@ def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: C
 
 
 @contextmanager
-def restored_afterwards(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """After the computations inside, clear the gradients and restore the buffers and torch's random state."""
-    buffers = [buffer.clone() for buffer in model.buffers()]
+def restored_afterwards(accelerator: Accelerator, model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Give copies of the buffers by name; afterwards restore them and torch's random state, and clear the gradients."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
-        yield
+        yield before
     model.zero_grad()
     with torch.no_grad():
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+        for name, buffer in before.items():
+            model.get_buffer(name).copy_(buffer)
 
 
 def without_gradient(model: nn.Module) -> list[str]:

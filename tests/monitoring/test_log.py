@@ -119,7 +119,7 @@ def test_in_a_terminal_the_bar_shows_training_figures_and_each_score_gets_a_line
     log.write(120, TRAINING)
     log.write(120, {"eval_accuracy": 0.91234})
     assert log.bar.n == 120
-    log.close()
+    log.bar.close()
     assert "120/1000" in terminal.getvalue()
     assert "loss 0.4321  lr 1.20e-4  512 samples/s" in terminal.getvalue()
     assert capsys.readouterr().out == "step 120/1000  eval_accuracy 0.9123\n"

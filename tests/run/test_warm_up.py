@@ -1,5 +1,6 @@
 """Discarded passes change no state; they find wrong losses, changing buffers, and parameters without gradients."""
 
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -11,7 +12,6 @@ from accelerate import Accelerator
 from runs import refusal
 from torch import nn
 
-from shared.errors import UserError
 from shared.models.batch_norm import BatchNorm
 from shared.models.trainable import FreezeUnreached
 from shared.optimization.optimizers import parameter_groups
@@ -47,10 +47,10 @@ def test_a_warm_up_pass_restores_parameters_buffers_gradients_and_random_state()
 
 def test_parameters_without_a_gradient_are_named_unless_they_are_frozen():
     model = Net(unused=True)
-    with pytest.raises(UserError, match=r"forgotten\.weight, forgotten\.bias"):
-        run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+    arguments = Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum()
+    assert "forgotten.weight, forgotten.bias" in refusal(run_warm_up_pass, *arguments)
     model.forgotten.requires_grad_(False)
-    run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+    run_warm_up_pass(*arguments)
 
 
 class Routed(Net):
@@ -67,13 +67,13 @@ class Routed(Net):
 
 
 def check(loss_of, model=None, processes=1):
-    """Call `check_loss` for a global batch of 16 samples; `loss_of` gets a micro-batch and the losses of its rows.
+    """Call `check_loss` for micro-batches of two samples; `loss_of` gets one of them and the losses of its rows.
 
     As in a run with the hook `BatchNorm`, the buffers of batch norms may change.
     """
     inputs = torch.randn(16, 4)
     model = (model or Net()).train()
-    plan = Plan(num_samples=16, seed=0, global_batch_size=16, num_epochs=1)
+    plan = Plan(num_samples=16, seed=0, global_batch_size=16, num_epochs=1, max_samples=2)
     accelerator = SimpleNamespace(num_processes=processes, device=torch.device("cpu"), autocast=nullcontext)
     before = torch.get_rng_state()
     averaged = BatchNorm().averaged_buffers(model)
@@ -105,15 +105,13 @@ def test_the_sum_of_losses_over_the_normalizer_passes_and_no_state_changes():
     ],
 )
 def test_a_loss_that_does_not_fall_as_the_normalizer_grows_is_refused(loss_of):
-    with pytest.raises(UserError, match=r"^compute_loss gives .* for a repeat .*micro_batch\.normalizer") as caught:
-        check(loss_of)
-    assert "\n" not in str(caught.value)
+    assert re.match(r"compute_loss gives .* for a repeat .*micro_batch\.normalizer", refusal(check, loss_of))
 
 
 def test_a_mean_that_is_divided_by_the_normalizer_and_losses_of_all_pairs_are_refused():
     assert ", as a mean does: return the sum" in refusal(check, lambda m, losses: losses.mean() / m.normalizer)
-    pairs = refusal(check, lambda m, losses: (losses[:, None] - losses).square().sum() / m.normalizer)
-    assert "if each sample is in it 3 times, as losses [n, n] do, of predictions [n, 1] and targets [n]: " in pairs
+    pairs = refusal(check, lambda m, losses: (losses[:, None] - torch.ones(len(losses))).sum() / m.normalizer)
+    assert "for 3 copies, as losses [n, n] do, of predictions [n, 1] and targets [n]: return the sum" in pairs
     model = Net()  # has no loss in evaluation mode
     check(lambda m, losses: losses.sum() * model.training / m.normalizer, model)
 
@@ -122,8 +120,8 @@ def test_buffers_that_change_in_each_forward_pass_are_refused_on_several_process
     torch.manual_seed(0)
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.BatchNorm1d(4))
     check(lambda m, losses: losses.sum() / m.normalizer, model)
-    with pytest.raises(UserError, match=r"the model changes 0\.parametrizations\.weight\.0\._u, .*start one process"):
-        check(lambda m, losses: losses.sum() / m.normalizer, model, processes=2)
+    message = refusal(check, lambda m, losses: losses.sum() / m.normalizer, model, processes=2)
+    assert re.match(r"the model changes 0\.parametrizations\.weight\.0\._u, .*start one process", message)
 
 
 def freeze(model, inputs):
@@ -164,7 +162,5 @@ def test_an_expert_that_the_first_batches_do_not_reach_is_refused_and_not_frozen
     if experts == 2:
         inputs[np.linspace(0, 19, 8).astype(int)[4:], 0] = -1  # the last of the samples that are tried
     model = Routed(experts)
-    with pytest.raises(UserError, match=r"only for some batches \(.*experts\.0\.weight") as caught:
-        freeze(model, inputs)
-    assert "\n" not in str(caught.value)
+    assert re.search(r"only for some batches \(.*experts\.0\.weight", refusal(freeze, model, inputs))
     assert all(p.requires_grad for p in model.parameters())

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (36, 6_180),
-    "nlp": (80, 14_300),
-    "mlm": (80, 14_250),
-    "token_classification": (79, 14_230),
-    "embeddings": (81, 14_370),
-    "image_classification": (83, 14_645),
+    "diabetes": (36, 6_110),
+    "nlp": (80, 14_260),
+    "mlm": (80, 14_210),
+    "token_classification": (79, 14_190),
+    "embeddings": (81, 14_330),
+    "image_classification": (83, 14_600),
 }
 
 

@@ -66,7 +66,9 @@ def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             "state or its groups"
         )
     if hasattr(optimizer, "eval"):
-        raise UserError("make_optimizer: an optimizer with eval(), such as a schedule-free one, is not supported: use another")
+        raise UserError(
+            "make_optimizer: an optimizer with eval(), such as a schedule-free one, is not supported: use another"
+        )
     rates = dict.fromkeys(str(group.get("lr")) for group in groups if "lr_scale" not in group)
     if len(rates) > 1:
         raise UserError(

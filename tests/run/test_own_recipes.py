@@ -86,7 +86,7 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
         ((SUM, SUM.replace("()", "().item()")), "^compute_loss returned no tensor that is one number and has a gr"),
         ((SUM, f".detach(){SUM}"), "^compute_loss returned no tensor that is one number and has a gradient: return"),
         ((SUM, f"{SUM} * torch.seed()"), "in a second pass over the first one: draw only from the generators"),
-        (("make_optimizer, l", "lambda m, _: __import__('pytorch_optimizer').SPlus(m.parameters()), l"), r"with eval\(\)"),
+        (("make_optimizer, l", "lambda m, _: __import__('pytorch_optimizer').SPlus(m.parameters()), l"), "with eval"),
         (("losses_of, (len", "lambda m, _, b: 2 * [m(b[0])], (len"), r"tions \[88, 1\] and losses \[88, 1\], not"),
         (("(len(validation),)", "(len(validation), 2)"), r"predictions \[88\] and losses \[88\], not \[88, 2\] and"),
         (groups("[*m.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 
 from shared.checkpoints import folders
@@ -28,6 +26,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import NEW_RUN, read_state
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
+from shared.compat import of_accelerate
 from shared.config.options import Options, Rule
 from shared.errors import UserError
 from shared.models.trainable import called_layers
@@ -95,17 +94,7 @@ class Sharding(Hook):
             return
         run.strategy = Fsdp()
         if run.accelerator.device.type == "cpu":
-            use_fsdp_on_cpu(run.accelerator)
-
-
-def use_fsdp_on_cpu(accelerator: Any) -> None:
-    """Set in Accelerate's states what it sets for FSDP itself, but only on GPUs.
-
-    On a CPU it drops FSDP without a word and would wrap the model by DDP. `cpu_offload` is off: a CPU is the host.
-    """
-    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(cpu_offload=False)  # reads the launcher's variables
-    for state in (PartialState(), accelerator.state):  # each new AcceleratorState copies the former
-        state.distributed_type = DistributedType.FSDP
+            of_accelerate.use_fsdp_on_cpu(run.accelerator)
 
 
 class SaverOfWhole(Saver):

@@ -40,7 +40,7 @@ def one_of(values: tuple[str, ...], name: str, any_case: bool = True) -> Rule:
 
 
 USE_CPU = "ACCELERATE_USE_CPU"  # set by use_cpu in the launcher's YAML, or by debug_launcher
-USE_FSDP = "ACCELERATE_USE_FSDP"  # set by distributed_type: FSDP there
+USE_FSDP = "ACCELERATE_USE_FSDP"  # set by distributed_type: FSDP there; a rule refuses all but true and false
 
 
 def is_true(environment: Mapping[str, str], name: str) -> bool:

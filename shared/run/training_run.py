@@ -269,7 +269,7 @@ class TrainingRun(Generic[AnyConfig]):
 
         Raises:
             Preempted: after a signal, once the checkpoint is complete.
-            UserError: after a signal, if the checkpoint could not be saved.
+            UserError: the checkpoint could not be saved, and the run ends.
         """
         preempted = signals.must_end(self._signals)
         self.saver.poll()

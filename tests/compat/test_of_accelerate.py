@@ -4,13 +4,23 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
+from torch.distributed.fsdp import OffloadPolicy
 
 from shared.compat import of_accelerate
 from shared.errors import UserError
 
 ACCELERATE = f"accelerate {version('accelerate')}"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    of_accelerate.reset_state(processes=True)
+    yield Accelerator(cpu=True)
+    of_accelerate.reset_state(processes=True)
 
 
 def test_prepared_and_registered_objects_are_listed(accelerator):
@@ -42,3 +52,15 @@ def test_the_state_of_the_process_can_be_reset(accelerator):
     assert PartialState._shared_state
     of_accelerate.reset_state(processes=True)
     assert not PartialState._shared_state, f"{ACCELERATE}: _reset_state leaves the state of the processes"
+
+
+def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(accelerator, monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    assert not accelerator.is_fsdp2
+    of_accelerate.use_fsdp_on_cpu(accelerator)
+    AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
+    assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not switch FSDP on"
+    assert accelerator.state.fsdp_plugin.reshard_after_forward is False
+    assert type(accelerator.state.fsdp_plugin.cpu_offload) is OffloadPolicy, "a CPU is the host already"

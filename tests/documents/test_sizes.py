@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (36, 6_110),
-    "nlp": (80, 14_260),
-    "mlm": (80, 14_210),
-    "token_classification": (79, 14_190),
-    "embeddings": (81, 14_330),
-    "image_classification": (83, 14_600),
+    "diabetes": (36, 6_125),
+    "nlp": (80, 14_265),
+    "mlm": (80, 14_215),
+    "token_classification": (79, 14_195),
+    "embeddings": (81, 14_335),
+    "image_classification": (83, 14_605),
 }
 
 

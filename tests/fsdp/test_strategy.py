@@ -5,13 +5,12 @@ import os
 import pytest
 import runs
 import torch
-from accelerate.state import AcceleratorState
 from families import MASKED_LM, small
 from torch import nn
-from torch.distributed.fsdp import OffloadPolicy
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from shared.fsdp.strategy import shard, units, use_fsdp_on_cpu
+from shared.compat import of_accelerate
+from shared.fsdp.strategy import shard, units
 
 MODELS = {
     "bert": (lambda: small("bert", MASKED_LM), ["BertLayer"] * 3),
@@ -55,21 +54,9 @@ def test_a_layer_with_two_names_for_one_parameter_is_a_unit():
     assert units(nn.ModuleDict({"layers": blocks})) == [*blocks]
 
 
-def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(accelerator, monkeypatch):
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
-    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert not accelerator.is_fsdp2
-    use_fsdp_on_cpu(accelerator)
-    AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
-    assert accelerator.is_fsdp2, "distributed_type of the states does not switch FSDP on"
-    assert accelerator.state.fsdp_plugin.reshard_after_forward is False
-    assert type(accelerator.state.fsdp_plugin.cpu_offload) is OffloadPolicy, "a CPU is the host already"
-
-
 def shard_convolutions(accelerator, folder):
     os.environ["FSDP_VERSION"] = "2"
-    use_fsdp_on_cpu(accelerator)
+    of_accelerate.use_fsdp_on_cpu(accelerator)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
     images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)

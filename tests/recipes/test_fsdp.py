@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from shared.compat import of_accelerate
 from shared.config.options import Options
-from shared.fsdp.strategy import shard, use_fsdp_on_cpu
+from shared.fsdp.strategy import shard
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, step_if_finite
 
@@ -54,7 +55,7 @@ def train_sharded(accelerator, folder):
     from torch.distributed.tensor import DTensor
 
     os.environ["FSDP_VERSION"] = "2"
-    use_fsdp_on_cpu(accelerator)
+    of_accelerate.use_fsdp_on_cpu(accelerator)
     found = {}
     # Memory cannot be pinned without a GPU.
     for name, policy in (("offloaded", CPUOffloadPolicy(pin_memory=False)), ("steps", OffloadPolicy())):

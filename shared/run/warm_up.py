@@ -36,7 +36,7 @@ def check_loss(
 
     Call it on every process. At most five forward passes over one or two samples of a micro-batch, the same on each
     process, show what the loss depends on. A mean that is divided by the normalizer as well, and losses of pairs of
-    samples, are recognized only in a micro-batch of two or more samples.
+    samples, are recognized only in a micro-batch of three or more samples.
 
     Raises:
         UserError: the loss is not one number with a gradient, differs in a second pass, or is no sum divided by the
@@ -70,14 +70,14 @@ def check_loss(
     if not math.isfinite(loss) or not loss:
         return
     if not math.isclose(2 * halved, loss, rel_tol=TOLERANCE) or not abs(repeat) <= TOLERANCE * abs(loss):
-        again = loss_of(few)
+        same = math.isclose(loss_of(few), loss, rel_tol=TOLERANCE)
         raise UserError(
             f"compute_loss gives {loss:g} for a micro-batch, {halved:g} instead of {loss / 2:g} with twice the "
             f"normalizer, and {repeat:g} instead of 0 for a repeat that does not count"
-            + (f": {CONTRACT}" if again == loss else f"; and {again:g} in a second pass over the first one: {SAME}")
+            + (f": {CONTRACT}" if same else f"; and another value in a second pass over the first one: {SAME}")
         )
     once = more = math.nan
-    if len(whole.samples) > 1:
+    if len(whole.samples) >= COPIES:  # no more than a micro-batch takes
         with evaluating(model), suppress(Exception):  # some models compute a loss only in training mode
             once, more = loss_of(one), loss_of(copies)
     for factor, minimum, cause in GROWTH:  # of 0: some have no loss in evaluation mode

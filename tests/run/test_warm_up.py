@@ -67,13 +67,13 @@ class Routed(Net):
 
 
 def check(loss_of, model=None, processes=1):
-    """Call `check_loss` for micro-batches of two samples; `loss_of` gets one of them and the losses of its rows.
+    """Call `check_loss` for micro-batches of three samples; `loss_of` gets one of them and the losses of its rows.
 
     As in a run with the hook `BatchNorm`, the buffers of batch norms may change.
     """
-    inputs = torch.randn(16, 4)
+    inputs = torch.randn(12, 4)
     model = (model or Net()).train()
-    plan = Plan(num_samples=16, seed=0, global_batch_size=16, num_epochs=1, max_samples=2)
+    plan = Plan(num_samples=12, seed=0, global_batch_size=12, num_epochs=1, max_samples=3)
     accelerator = SimpleNamespace(num_processes=processes, device=torch.device("cpu"), autocast=nullcontext)
     before = torch.get_rng_state()
     averaged = BatchNorm().averaged_buffers(model)

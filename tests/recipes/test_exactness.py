@@ -186,13 +186,11 @@ def test_every_row_enters_the_model_once_per_epoch(nlp, configs, outputs):
         for rank in range(world):
             file = outputs("nlp")[world]["epochs"] / f"fed-{rank}.jsonl"
             passes = [json.loads(line) for line in file.read_text().splitlines()]
-            training = [p["rows"] for p in passes if p["training"]]
+            training = [place for place, p in enumerate(passes) if p["training"]]
             counted = sum(len(plan.micro_batches_of_all(step)[rank]) for step in range(plan.total_steps))
             assert counted + 5 <= len(training) <= counted + 6  # those before the first step are discarded
-            trained.update(rows[tuple(ids)] for batch in training[-counted:] for ids in batch)
-            # Passes before the training check replaced parts of the model, and whether padding affects it.
-            started = next(place for place, p in enumerate(passes) if p["training"])
-            evaluation = [p["rows"] for p in passes[started:] if not p["training"]]
+            trained.update(rows[tuple(ids)] for place in training[-counted:] for ids in passes[place]["rows"])
+            evaluation = [p["rows"] for p in passes[training[-counted] :] if not p["training"]]
             evaluated.update(tuple(ids) for batch in evaluation for ids in batch)
         (alone,), _ = plan.global_batch(plan.total_steps - 1)
         # The last step has one row: the other processes repeat it without weight, as the weights above prove.

@@ -54,6 +54,7 @@ def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torc
         AssertionError: on every process, when a sample is missing or came more than once; names the first such sample.
     """
     assert rows.dtype in (torch.float32, torch.float64, torch.int64), f"rows are {rows.dtype}: a sum would be inexact"
+    assert len(indices) == len(rows), f"{len(indices)} indices for {len(rows)} rows"
     flat = rows.detach().reshape(len(rows), rows.shape[1:].numel())
     # One collective: each row goes into a table of zeros, and x + 0 is exact. A last column of ones counts the rows.
     counted = torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1).to(accelerator.device)

@@ -52,19 +52,19 @@ def check_loss(
     def loss_of(micro_batch: MicroBatch) -> float:
         with discarded(accelerator, model) as before:
             loss = compute_loss(micro_batch)
-            changed = [name for name in watched if not torch.equal(model.get_buffer(name), before[name])]
-        if changed and accelerator.num_processes > 1:
-            raise UserError(
-                f"the model changes {listed(changed)} in each forward pass, so they would differ between processes "
-                "(those of torch.nn.BatchNorm are averaged if run.prepare gets the hook BatchNorm() of shared/models): "
-                "give it, replace the module that holds them, or start one process"
-            )
+            if changed := [name for name in watched if not torch.equal(model.get_buffer(name), before[name])]:
+                raise UserError(
+                    f"the model changes {listed(changed)} in each forward pass, so they would differ between processes "
+                    "(those of torch.nn.BatchNorm are averaged if run.prepare gets the hook BatchNorm() of "
+                    "shared/models): give it, replace the module that holds them, or start one process"
+                )
         if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
             raise UserError(f"compute_loss returned no tensor that is one number and has a gradient: {CONTRACT}")
         return float(loss.detach())
 
     saved, left_out = model.state_dict().keys(), {id(buffer) for buffer in averaged}
-    watched = [name for name, buffer in model.named_buffers() if name in saved and id(buffer) not in left_out]
+    buffers = model.named_buffers() if accelerator.num_processes > 1 else ()  # comparing them waits for a GPU
+    watched = [name for name, buffer in buffers if name in saved and id(buffer) not in left_out]
     loss = loss_of(few)
     halved, repeat = loss_of(replace(few, step_size=2 * few.step_size)), loss_of(replace(few, counted=False))
     if not math.isfinite(loss) or not loss:

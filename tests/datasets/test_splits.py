@@ -27,7 +27,8 @@ def test_the_split_has_every_row_once_in_order_with_its_row_number(rows, percent
 def test_each_label_is_split_and_keeps_a_row_to_train_on(labels, percentage, seed):
     table, targets = pa.table({"x": labels}), np.array(labels)
     if len(set(labels)) == len(labels):
-        assert "one row of each label, so none can be held out" in refusal(hold_out, table, percentage, seed, targets)
+        refused = refusal(hold_out, table, percentage, seed, targets)
+        assert "has one row of each label, so none can be held out" in refused
         return
     train, validation = hold_out(table, percentage, seed, targets)
     assert set(train["x"].to_pylist()) == set(labels)

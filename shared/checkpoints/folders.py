@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Job:
     keep: int | None = None  # how many of the newest checkpoints are kept when this one is complete; None: all
     best: int | None = None  # the step of another one to keep
     needed_from: int | None = None  # also keep this step and later ones: another machine may lack the newest
+    copied: Future[None] | None = None  # done when the tensors have their values
 
 
 def folder(output_dir: str | Path) -> Path:
@@ -65,6 +66,8 @@ def write_checkpoint(job: Job) -> None:
     Raises:
         OSError: it could not be written, and its files are removed.
     """
+    if job.copied:
+        job.copied.result()
     partial = partial_of(job.final)
     files = {name: pieces_of(tensors) for name, tensors in job.tensors.items()}
     files |= {name: iter([content]) for name, content in job.contents.items()}

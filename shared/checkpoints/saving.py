@@ -76,7 +76,6 @@ class Saver:
         self.versions = versions()
         self.in_background = True
         self.staging: Staging | None = None
-        self.copied: Future[None] | None = None  # of the last save
         inner(self.optimizer).register_step_pre_hook(lambda *_: self._before_update())
         self._thread = ThreadPoolExecutor(1, "writer", initializer=lower_priority)
         self.writing: Future[None] | None = None  # under way
@@ -132,7 +131,7 @@ class Saver:
                 self.in_background = False
                 complain(f"checkpoints are written while the training waits: {error}")
         if self.staging:
-            self.copied = self.staging.copy(tensors, self._lasting())
+            self.job.copied = self.staging.copy(tensors, self._lasting())
             self.job.tensors = self.staging.places
         self._write()
 
@@ -174,7 +173,7 @@ class Saver:
         self.poll(wait=True)
         if self.staging:
             self.staging.close()
-        self.staging = self.copied = None
+        self.staging = None
 
     def _repeat(self) -> None:
         """Save again where that failed: the state, or its copy if a step has changed it. Every process calls it."""
@@ -202,14 +201,14 @@ class Saver:
     def _write(self) -> None:
         """Write the last job, in the background if its content is in memory."""
         assert self.job
-        self.writing = self._thread.submit(write_when_copied, self.copied, self.job)
+        self.writing = self._thread.submit(folders.write_checkpoint, self.job)
         if not self.staging:
             self.poll(wait=True)
 
     def _before_update(self) -> None:
         """Wait until the tensors that the optimizer is about to change have been copied."""
-        if self.copied:
-            self.copied.exception()  # `poll` reads it as well
+        if self.job and self.job.copied:
+            self.job.copied.exception()  # `poll` reads it as well
 
     def poll(self, wait: bool = False) -> None:
         """Read the outcome of the save under way, if it has ended, and print a warning if it has failed."""
@@ -292,13 +291,6 @@ class Saver:
             return
         accelerator.print(f"warning: {path}, with the best model, cannot be read ({problem}): model/ has the last one")
         progress.best_step, progress.best_results = progress.step, progress.results
-
-
-def write_when_copied(copied: Future[None] | None, job: Job) -> None:
-    """Write a checkpoint once its tensors are in memory."""
-    if copied:
-        copied.result()
-    folders.write_checkpoint(job)
 
 
 def lower_priority() -> None:

@@ -20,6 +20,7 @@ from shared.errors import listed
 from shared.optimization.optimizers import inner
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+GROUP = "optimizer_0.group_{}"  # its name among those of parameters
 Tensors = dict[str, Tensor]
 Values = dict[str, Any]
 """Text, numbers, booleans, None, and lists and dicts of these, as JSON keeps them."""
@@ -42,7 +43,7 @@ def optimizer_state(model: nn.Module, optimizer: Any) -> tuple[Tensors, Values]:
     names, found = names_by_group(model, optimizer), inner(optimizer).state_dict()
     flat = [*chain(*names)]
     state = {flat[index]: plain(flat[index], values) for index, values in found["state"].items()}
-    groups = [plain(group_name(i), group) | {"params": names[i]} for i, group in enumerate(found["param_groups"])]
+    groups = [plain(GROUP.format(i), group) | {"params": names[i]} for i, group in enumerate(found["param_groups"])]
     return tensors, {"groups": groups, "state": {name: values for name, values in state.items() if values}}
 
 
@@ -50,11 +51,6 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """The tensors of an optimizer's state."""
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def group_name(group: int) -> str:
-    """The name of a group of the optimizer among the names of parameters."""
-    return f"optimizer_0.group_{group}"
 
 
 def names_by_group(model: nn.Module, optimizer: Any) -> list[list[str]]:
@@ -73,7 +69,7 @@ def optimizer_state_dict(path: Path) -> Values:
     groups: list[Values] = []
     names: list[str] = []
     for i, group in enumerate(described["groups"]):
-        values = {key: as_tuples(value) for key, value in group.items()} | by_name.get(group_name(i), {})
+        values = {key: as_tuples(value) for key, value in group.items()} | by_name.get(GROUP.format(i), {})
         groups.append(values | {"params": [len(names) + n for n, _ in enumerate(group["params"])]})
         names += group["params"]
     state = [described["state"].get(name, {}) | by_name.get(name, {}) for name in names]

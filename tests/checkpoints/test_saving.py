@@ -112,11 +112,11 @@ def test_an_update_waits_for_the_copy_and_a_forward_pass_does_not(run, may_copy,
     may_copy.clear()
     weights = run.step()
     run.model(torch.randn(5, 3)).sum().backward()  # changes the statistics of batch norm, which are copied already
-    assert not run.saver.copied.done()
+    assert not run.saver.job.copied.done()
     before_update = run.saver._before_update
     monkeypatch.setattr(run.saver, "_before_update", lambda: may_copy.set() or before_update())
     run.optimizer.step()
-    assert run.saver.copied.done()
+    assert run.saver.job.copied.done()
     assert not torch.equal(run.model.state_dict()["0.weight"], weights["0.weight"])
     assert not torch.equal(run.model.state_dict()["1.running_mean"], weights["1.running_mean"])
     run.saver.poll(wait=True)

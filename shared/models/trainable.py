@@ -139,9 +139,10 @@ class WeightAverage(Hook):
     def evaluate_average(self) -> dict[str, float]:
         """The scores of the average."""
         self.exchange()
-        results = self.evaluate()
-        self.exchange()
-        return results
+        try:
+            return self.evaluate()
+        finally:
+            self.exchange()
 
     def before_export(self, model: nn.Module) -> None:
         self.exchange()

@@ -77,25 +77,6 @@ def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         )
 
 
-def require_schedule(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Check that `set_learning_rate` alone set the rates of an optimizer for a step, to `learning_rate`.
-
-    Raises:
-        UserError: a scheduler object set them, which no checkpoint holds, or nothing did.
-    """
-    for group in optimizer.param_groups:
-        if "initial_lr" in group:  # every scheduler of torch.optim adds it
-            raise UserError(
-                "a scheduler object sets the learning rate, and a resumed run would begin it anew: make the rate a "
-                "function of the step, and give it to set_learning_rate (docs/your_own_recipe.md)"
-            )
-        if group["lr"] != learning_rate * group.get("lr_scale", 1.0):
-            raise UserError(
-                f"the optimizer has a learning rate of {group['lr']}, and run.end_step got {learning_rate}: call "
-                "set_learning_rate at the start of each step"
-            )
-
-
 def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
     """AdamW's betas and epsilon: the values of the flags, or the defaults 0.9, `beta2` and `epsilon`."""
     given = config.adam_beta1, config.adam_beta2, config.adam_epsilon
@@ -159,9 +140,20 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of all parameter groups, multiplied by the `lr_scale` of a group that has one."""
-    for group in optimizer.param_groups:
+    """Set the learning rate of all parameter groups, multiplied by the `lr_scale` of a group that has one.
+
+    Raises:
+        UserError: a scheduler object sets it, too, or the optimizer has another parameter group since the last call.
+    """
+    own, groups = vars(inner(optimizer)), optimizer.param_groups
+    if own.get("rates", found := [group["lr"] for group in groups]) != found or "initial_lr" in groups[0]:
+        raise UserError(  # most schedulers of torch.optim add initial_lr
+            "a scheduler object sets the learning rate, or the optimizer has a new group: a resumed run would begin "
+            "without either; give the rate to set_learning_rate, and all groups to make_optimizer (docs/own_models.md)"
+        )
+    for group in groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+    own.update(rate=learning_rate, rates=[group["lr"] for group in groups])
 
 
 def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -20,7 +20,7 @@ from shared.monitoring.evaluation import differing_scores
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import Log
 from shared.monitoring.monitor import Monitor
-from shared.optimization.optimizers import inner, require_all, require_schedule
+from shared.optimization.optimizers import inner, require_all
 from shared.plan import draws
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
@@ -194,6 +194,7 @@ class TrainingRun(Generic[AnyConfig]):
         self.evaluate, self._best_by = evaluate, best_by
         self.lengths = lengths if lengths is None else np.asarray(lengths)
         self._tell(Hook.prepared, self)
+        require_all(inner(self.optimizer), accelerator.unwrap_model(model))  # the recipe may have added parameters
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         self.saver = self.strategy.saver(accelerator, self.config, plan)
         if self.checkpoint:
@@ -246,8 +247,8 @@ class TrainingRun(Generic[AnyConfig]):
             learning_rate: the learning rate of this step.
 
         Raises:
-            UserError: the gradients of ten steps in a row were not finite, or differ between the processes; or see
-                `require_schedule`.
+            UserError: the gradients of ten steps in a row were not finite, or differ between the processes; or
+                `set_learning_rate` was not called with this rate.
         """
         self._tell(Hook.updated, grad_norm)
         self.monitor.end_step(skipped)
@@ -255,7 +256,11 @@ class TrainingRun(Generic[AnyConfig]):
         self.progress.step += 1
         self.progress.learning_rate = learning_rate
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
-            require_schedule(self.optimizer, learning_rate)
+            if vars(inner(self.optimizer)).get("rate") != learning_rate:
+                raise UserError(
+                    f"the optimizer has a learning rate of {self.optimizer.param_groups[0]['lr']}, and run.end_step "
+                    f"got {learning_rate}: call set_learning_rate with it at the start of each step"
+                )
             self._write(self.monitor.read(float(grad_norm)) | {"learning_rate": learning_rate})
             self.monitor.refuse_skipped_updates(self.config.output_dir)
 
@@ -332,18 +337,22 @@ class TrainingRun(Generic[AnyConfig]):
             self.saver.save(self.progress, self.monitor.state())
 
     def _record_evaluation(self) -> None:
-        with self.monitor.timed("evaluation"):
-            self._tell(Hook.weights_are_read)
-            scores = {name: float(value) for name, value in self.evaluate().items()}
-            results, *others = collectives.gather(self.accelerator, scores)
-        if problem := self._best_by.missing(results) or differing_scores(self._best_by, results, others):
-            if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists
+        together = self.accelerator.num_processes == 1  # else others may be in a collective call of the evaluation
+        try:
+            with self.monitor.timed("evaluation"):
+                self._tell(Hook.weights_are_read)
+                scores = {name: float(value) for name, value in self.evaluate().items()}
+                results, *others = collectives.gather(self.accelerator, scores)
+            together = True
+            if problem := self._best_by.missing(results) or differing_scores(self._best_by, results, others):
+                kept = f"the checkpoint after step {self.progress.step} is kept"
+                raise UserError(f"{problem}; {kept}: correct evaluate, and start again")
+        except Exception:
+            if together and not self.progress.evaluation_owed:  # after a resume, this checkpoint exists
                 self.progress.evaluation_owed = True
                 self._save()
                 self.saver.finish()
-            raise UserError(
-                f"{problem}; the checkpoint after step {self.progress.step} is kept: correct evaluate, and start again"
-            )
+            raise
         at_end = not self.plan.due_without_end(self.config.eval_steps, self.progress.step - 1)
         if self.progress.record(results, self._best_by, at_end):
             self._write(results)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -53,6 +54,10 @@ def test_the_average_equals_torchs_bit_for_bit_and_is_what_an_evaluation_and_the
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     stored = {"0:weight", "0:bias", "1:weight", "1:bias", "2:weight", "1:running_mean", "1:running_var"}
     assert run.registered[0].state_dict().keys() == stored  # of checkpoints
+    average.evaluate = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        run.evaluate()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     average.before_export(model)
     assert not torch.equal(model[0].weight, before["0.weight"])
     expected = torchs.module.state_dict() | {name: before[name] for name in ("1.num_batches_tracked", "mask")}

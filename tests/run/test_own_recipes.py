@@ -8,6 +8,8 @@ import sys
 import pytest
 import runs
 
+from shared.errors import UserError
+
 RECIPE = (runs.ROOT / "docs/examples/diabetes.py").read_text()
 # Without a bias before the batch norm: its gradient would be rounding noise, which Adam scales up.
 BATCH_NORM = (
@@ -21,7 +23,8 @@ AVERAGED = (  # with the hook that averages the statistics
 )
 SEED, START = "        torch.manual_seed(config.seed)\n", "        run.start("
 SUM = ".sum() / micro_batch.normalizer"
-MISNAMED = ('"eval_r2"', '"eval_R2"')
+DUE, SET = "            run.evaluate_if_due()\n", "            set_learning_rate(optimizer, schedule(step))\n"
+GROUP, RATE = "optimizer.add_param_group({'params': ", "optimizer.param_groups[0]['lr']"
 
 
 def groups(given):
@@ -87,13 +90,15 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
         ((SUM, f".detach(){SUM}"), "^compute_loss returned no tensor that is one number and has a gradient: return"),
         ((SUM, f"{SUM} * torch.seed()"), "in a second pass over the first one: draw only from the generators"),
         (("make_optimizer, l", "lambda m, _: __import__('pytorch_optimizer').SPlus(m.parameters()), l"), "with eval"),
-        (("losses_of, (len", "lambda m, _, b: 2 * [m(b[0])], (len"), r"tions \[88, 1\] and losses \[88, 1\], not"),
-        (("(len(validation),)", "(len(validation), 2)"), r"predictions \[88\] and losses \[88\], not \[88, 2\] and"),
         (groups("[*m.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
         (groups("[{'params': [p], 'lr': p.ndim} for p in m.parameters()]"), r"groups \(2, 1\) would be lost"),
         (groups("[{'params': p, 'lr' if p.ndim > 1 else 'lr_scale': len(p)} for p in m.parameters()]"), r"\(64, 1\)"),
+        ((START, f"        {GROUP}nn.Parameter(torch.ones(1))}})\n{START}"), r"does not have \(shape \[1\]\)"),
+        ((DUE, f"            {GROUP}[]}})\n{DUE}"), "or the optimizer has a new group: a resumed run"),
         ((START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"), "a scheduler object"),
-        (("            set_learning_rate(optimizer, schedule(step))\n", ""), r"has a learning rate of 0\.01, and"),
+        ((DUE, f"            {RATE} /= 2  # as ReduceLROnPlateau does\n{DUE}"), "a scheduler object"),
+        ((SET, f"            schedule = lambda _: {RATE}\n"), r"has a learning rate of 0\.01, and"),
+        ((SET, ""), r"has a learning rate of 0\.01, and"),
         (("num_samples=len(train)", "num_samples=len(validation)"), "the data set has 354 samples, and its plan 88"),
     ],
 )
@@ -110,10 +115,19 @@ def test_the_folder_of_another_run_is_not_continued_from_a_checkpoint_elsewhere(
     assert f"{tmp_path}/run belongs to a run with other settings (--seed was 1, is 0" in message
 
 
-def test_a_misnamed_score_is_refused_at_the_first_evaluation_and_no_work_is_lost(train, tmp_path):
-    message = "evaluate returned eval_loss, eval_R2, but not eval_r2.* after step 3"
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (('"eval_r2"', '"eval_R2"'), "^evaluate returned eval_loss, eval_R2, but not eval_r2.* after step 3"),
+        (("losses_of, (len", "lambda m, _, b: 2 * [m(b[0])], (len"), r"tions \[88, 1\] and losses \[88, 1\], not"),
+        (("(len(validation),)", "(len(validation), 2)"), r"predictions \[88\] and losses \[88\], not \[88, 2\] and"),
+        (("            batches", "            1 / 0\n            batches"), "^division by zero"),
+    ],
+)
+def test_no_work_is_lost_when_the_first_evaluation_fails(train, tmp_path, change, expected):
     for _ in range(2):  # the second start evaluates again before it trains
-        assert re.match(message, runs.refusal(train, [MISNAMED]))
+        with pytest.raises((UserError, ZeroDivisionError), match=f"{expected}[^\n]*$"):
+            train([change])
         assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_00000003"]
     train([])
     evaluated = [line["step"] for line in runs.metrics(tmp_path / "run") if "eval_r2" in line]

@@ -115,7 +115,7 @@ def cut_into_pieces(file: Corpus, documents: pa.Table, room: int, special: int, 
         lengths = read_array(folder / "lengths.npy")
         np.save(folder / "facts.npy", [lengths.argmax() if len(lengths) else 0, lengths.sum(dtype=np.int64)])
 
-    key = key_digest(FORMAT, content, room, special, masking.probability)
+    key = key_digest(FORMAT, content, room, special, masking.probability, masking.counts(np.arange(999)).tolist())
     return build_once(f"pieces-{key}", build)
 
 
@@ -198,6 +198,8 @@ class MaskedDocuments(Dataset):
         where = ranges(np.cumsum(lengths) - lengths + len(self.before), sizes)  # of each token of the texts
         text = tokens[where]
         chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)
+        if len(chosen) != self.masked[samples].sum():
+            raise UserError(f"{type(self.masking).__name__}.choose: choose as many tokens as counts() says")
         labels, whose = text[chosen], owner[chosen]
         tokens[where[chosen]] = self.masking.replace(labels, self.seed, epochs[whose], samples[whose], place[chosen])
         return Rows(lengths, tokens, targets=labels, masked=where[chosen])

@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,11 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 SEEDS = st.integers(0, 2**64 - 1)
 MASKING = Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
+
+
+class CountedOtherwise(Masking):
+    def counts(self, num_tokens):
+        return np.ceil(self.probability * num_tokens).astype(int)
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +85,14 @@ def test_two_epochs_mask_different_tokens(folder):
     one, other = (data.read_micro_batch(np.arange(9), np.full(9, epoch)) for epoch in (0, 1))
     assert (one.lengths.tolist(), len(one.masked)) == (other.lengths.tolist(), len(other.masked))
     assert one.masked.tolist() != other.masked.tolist()
+    data.masking = CountedOtherwise(0.2, 1.0, 0.0, 1, np.arange(5, 100))
+    assert "Otherwise.choose: choose as many" in runs.refusal(data.read_micro_batch, np.arange(9), np.zeros(9, int))
 
 
 def test_other_settings_have_other_pieces(folder):
     usual = (write(folder, [10, 20, 30], "a"), Corpus(folder, "a").documents("here"), 10, 2, MASKING)
     others = [(1, Corpus(folder, "b").documents("here")), (2, 11), (3, 3), (4, Masking(0.2, 1.0, 0.0, 1, np.arange(9)))]
+    others.append((4, CountedOtherwise(**vars(MASKING))))
     limits = DataOptions(max_train_samples=1, max_eval_samples=2)
     others += [(1, part) for part in (*hold_out(usual[1], 30, 0), *limited(usual[1:2] * 2, limits))]
     for arguments in (usual, *((*usual[:i], other, *usual[i + 1 :]) for i, other in others)):

@@ -57,7 +57,6 @@ def test_the_average_equals_torchs_bit_for_bit_and_is_what_an_evaluation_and_the
     average.evaluate = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
         run.evaluate()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     average.before_export(model)
     assert not torch.equal(model[0].weight, before["0.weight"])
     expected = torchs.module.state_dict() | {name: before[name] for name in ("1.num_batches_tracked", "mask")}

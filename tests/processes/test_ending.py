@@ -136,13 +136,6 @@ def test_an_unexpected_error_keeps_its_traceback_and_is_recorded_for_the_others(
     assert leaving.codes == []
 
 
-def of_rank(monkeypatch, rank, code):
-    """Record as local process `rank` its exit code."""
-    with monkeypatch.context() as there:
-        there.setenv("LOCAL_RANK", str(rank))
-        ending.record(code)
-
-
 @pytest.mark.parametrize(
     ("code", "line"),
     [
@@ -156,7 +149,9 @@ def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, mo
         raise RuntimeError("ours")
 
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
-    of_rank(monkeypatch, 1, code)
+    with monkeypatch.context() as there:  # another process records its exit code
+        there.setenv("LOCAL_RANK", "1")
+        ending.record(code)
     with pytest.raises(Left):
         command.run(main, Options)
     assert leaving.codes == [code]

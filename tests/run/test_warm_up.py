@@ -3,7 +3,6 @@
 import re
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,10 +18,6 @@ from shared.plan.batches import Plan
 from shared.run.warm_up import check_loss, run_warm_up_pass
 
 
-class Output(NamedTuple):
-    logits: torch.Tensor
-
-
 class Net(nn.Module):
     def __init__(self, unused=False):
         super().__init__()
@@ -32,17 +27,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.body(x)
-
-
-def test_a_warm_up_pass_restores_parameters_buffers_gradients_and_random_state():
-    torch.manual_seed(0)
-    model = Net()
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    rng = torch.get_rng_state()
-    run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(rng, torch.get_rng_state())
 
 
 def test_parameters_without_a_gradient_are_named_unless_they_are_frozen():
@@ -129,17 +113,13 @@ def test_buffers_that_change_in_each_forward_pass_are_refused_on_several_process
 def freeze(model, inputs):
     """Call `FreezeUnreached` on a model whose samples are the rows of `inputs`; return the frozen parameters."""
     run = SimpleNamespace(plan=Plan(num_samples=len(inputs), seed=0, global_batch_size=4, num_epochs=1))
-    run.accelerator, run.compute_loss = Accelerator(cpu=True), lambda m: model(inputs[m.samples]).logits.sum()
-    forward, trained = model.forward, {name for name, p in model.named_parameters() if p.requires_grad}
-    model.forward = lambda x: Output(forward(x))
-    try:
-        FreezeUnreached().placed(run, model)
-        return [name for name, p in model.named_parameters() if name in trained and not p.requires_grad]
-    finally:
-        model.forward = forward
+    run.accelerator, run.compute_loss = Accelerator(cpu=True), lambda m: model(inputs[m.samples]).sum()
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    FreezeUnreached().placed(run, model)
+    return [name for name, p in model.named_parameters() if name in trained and not p.requires_grad]
 
 
-def test_parameters_that_the_loss_does_not_reach_are_frozen_printed_and_not_in_the_optimizer(capsys):
+def test_parameters_that_the_loss_does_not_reach_are_frozen_and_passes_restore_all_other_state(capsys):
     torch.manual_seed(0)
     model = Net(unused=True).train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -151,11 +131,12 @@ def test_parameters_that_the_loss_does_not_reach_are_frozen_printed_and_not_in_t
     assert not model.forgotten.weight.requires_grad
     held = [p for group in parameter_groups(model, 0.1) for p in group["params"]]
     assert not [p for p in held if any(p is q for q in model.forgotten.parameters())]
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(rng, torch.get_rng_state())
-    assert freeze(model, inputs) == [], "the loss reaches the others"
-    run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+    arguments = Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum()
+    for passes in (lambda: freeze(model, inputs), lambda: run_warm_up_pass(*arguments)):
+        assert not passes(), "the loss reaches the others"
+        assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+        assert all(p.grad is None for p in model.parameters())
+        assert torch.equal(rng, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("experts", [2, 3], ids=["some batches reach it", "no batch reaches the third expert"])

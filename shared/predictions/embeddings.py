@@ -35,7 +35,8 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     model = build_model(request, tokenizer)
     dim: int = model.config.hidden_size
     table, found = read_texts(request)
-    data, objective = encode(request, of_columns(config, found), table, tokenizer), objective_of(config)
+    data = encode(request, of_columns(config, found), table, tokenizer)
+    objective = getattr(request.recipe, "objective_of", objective_of)(config)
     columns = data.names
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, config)

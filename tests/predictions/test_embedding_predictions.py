@@ -53,6 +53,10 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert table.column_names == ["anchor", "positive", "embedding_anchor", "embedding_positive"]
     of_file = predict_file(run, pairs[1], "--max_tokens_per_micro_batch", 96)  # the same pairs, in other passes
     assert of_file == pytest.approx(reported, rel=1e-5)
+    own = "objective_of = lambda _: type('Own', (), {'evaluate': lambda *_: {'eval_loss': 7.0}})\n"
+    (tmp_path / "own.py").write_text((runs.ROOT / "recipes/embeddings.py").read_text() + own)
+    flags = "--recipe", tmp_path / "own.py", "--predictions_file", tmp_path / "again.parquet"
+    assert predict_file(run, *flags) == {"eval_loss": 7.0}
 
 
 def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained, pairs, tmp_path):

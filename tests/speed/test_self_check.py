@@ -47,11 +47,6 @@ def changed(function):
     return wrong
 
 
-def detached(function):
-    """`function` through which no gradient passes."""
-    return lambda *args, **arguments: function(*args, **arguments).detach()
-
-
 def gone(*args, **arguments):
     raise AttributeError("'BertLayer' has no 'attention'")
 
@@ -84,7 +79,7 @@ CASES = {
     "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
     "last layer, distilbert": ("distilbert", shorten_last_layer, family("distilbert", changed), LAST, DIFFERS),
     "last layer, vit": ("vit", shorten_last_layer, family("vit", changed), LAST, DIFFERS),
-    "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
+    "last layer, no gradient": ("bert", shorten_last_layer, family("bert", torch.no_grad()), LAST, DIFFERS),
     "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
     "last layer, mlm": ("mlm", masked_only, family("bert", other_places, masked_head.FAMILIES), MASKED, DIFFERS),
     "masks": ("bert", attend_on_gpu, (attention, "always_masked", unpadded), OF_GPU, DIFFERS),

@@ -53,8 +53,6 @@ def leaving(monkeypatch, tmp_path):
 
 
 def run_recipe(error):
-    """Run a recipe that raises `error`."""
-
     def main(_):
         raise error
 

@@ -21,7 +21,7 @@ AVERAGED = (  # with the hook that averages the statistics
 )
 SEED, START = "        torch.manual_seed(config.seed)\n", "        run.start("
 SUM = ".sum() / micro_batch.normalizer"
-MISNAMED = ('"eval_r2"', '"eval_R2"')
+MISNAMED = ('"eval_r2"', '"R2"')
 
 
 def groups(given):
@@ -88,6 +88,8 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
         ((SUM, f"{SUM} * torch.seed()"), "in a second pass over the first one: draw only from the generators"),
         (("make_optimizer, l", "lambda m, _: __import__('pytorch_optimizer').SPlus(m.parameters()), l"), "with eval"),
         (("losses_of, (len", "lambda m, _, b: 2 * [m(b[0])], (len"), r"tions \[88, 1\] and losses \[88, 1\], not"),
+        (('return {"eval_loss"', 'return {"eval_loss"} or {"eval_loss"'), "^evaluate must return numbers by their nam"),
+        (("InMemory(20 * rows[:88], targets[:88])", "InMemory(rows[:0])"), "^load_data returned a InMemory without s"),
         (("(len(validation),)", "(len(validation), 2)"), r"predictions \[88\] and losses \[88\], not \[88, 2\] and"),
         (groups("[*m.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
         (groups("[{'params': [p], 'lr': p.ndim} for p in m.parameters()]"), r"groups \(2, 1\) would be lost"),
@@ -111,7 +113,7 @@ def test_the_folder_of_another_run_is_not_continued_from_a_checkpoint_elsewhere(
 
 
 def test_a_misnamed_score_is_refused_at_the_first_evaluation_and_no_work_is_lost(train, tmp_path):
-    message = "evaluate returned eval_loss, eval_R2, but not eval_r2.* after step 3"
+    message = "evaluate returned eval_loss, R2, but not eval_r2, only names that begin with eval_; .* after step 3"
     for _ in range(2):  # the second start evaluates again before it trains
         assert re.match(message, runs.refusal(train, [MISNAMED]))
         assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_00000003"]

@@ -105,6 +105,15 @@ def reset_process_state():
 
 
 @pytest.fixture
+def fresh_accelerate_state(monkeypatch):
+    """One process on a CPU. Accelerate's state is reset, because it lives in class attributes."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    reset_state(processes=True)
+    yield
+    reset_state(processes=True)
+
+
+@pytest.fixture
 def one_cpu_process_without_a_picture(monkeypatch):
     """The environment for a recipe that is called in this process: one CPU, and curves.png is not drawn."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

@@ -1,9 +1,12 @@
-"""Read data twice, as small and as large data, and compress files, for tests."""
+"""Read data twice, as small and as large data, trace the memory that this takes, and compress files, for tests."""
 
 import bz2
 import gzip
 import lzma
 import os
+import tracemalloc
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -16,6 +19,18 @@ COMPRESS = {
     "xz": lzma.compress,
     "zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
 }
+
+
+@contextmanager
+def traced():
+    """What Python's objects take in this context, in bytes, once it has ended: `kept` at its end, `peak` at most."""
+    memory = SimpleNamespace()
+    tracemalloc.start()
+    try:
+        yield memory
+        memory.kept, memory.peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
 
 
 def in_both_ways(read, large):

@@ -24,9 +24,9 @@ class BestBy:
     def missing(self, results: dict[str, float]) -> str:
         """Which of the promised scores an evaluation lacks, as a sentence; "" if none, or if it was interrupted."""
         absent = [name for name in self.names if name not in results]
-        if not results or not absent:
-            return ""
-        return f"evaluate returned {', '.join(results)}, but not {', '.join(absent)}"
+        if not all(name.startswith("eval_") for name in results):
+            absent.append("only names that begin with eval_")
+        return f"evaluate returned {', '.join(results)}, but not {', '.join(absent)}" if results and absent else ""
 
     def improves(self, new: dict[str, float], best: dict[str, float]) -> bool:
         """Whether `new` is better than `best`. NaN is only better than no score.

@@ -119,7 +119,8 @@ class Labels:
         distinct, classes = [*found.first_rows], class_names(table, column)
         if is_fraction(type_) and (others := [label for label in distinct if not re.match(INTEGER, label)]):
             row = where(table, found.first_rows[others[0]])
-            raise UserError(f"{row} has {others[0]} in {column}, which is not a class: use --problem_type regression")
+            fix = "write 0 or 1 for each label" if kind == "multi_label" else "use --problem_type regression"
+            raise UserError(f"{row} has {others[0]} in {column}, which is not a class: {fix}")
         if delimiter is not None and found.most < 2:
             raise UserError(
                 f"--label_delimiter {delimiter} separates labels in no row of {source_of(table)} ({column}: "

@@ -96,7 +96,6 @@ class Plan:
         self.lengths = np.broadcast_to(1, self.num_samples) if self.lengths is None else np.asanyarray(self.lengths)
         self.num_samples = len(self.lengths)
         self._budget = Budget(self.max_tokens, self.max_samples, self.packed)
-        assert self.num_samples > 0, "an empty data set reached the plan"
         if self.max_tokens is not None:
             longest = int(self.lengths.argmax()) if self.longest is None else self.longest
             if (length := int(self.lengths_of(np.array([longest]))[0])) > self.max_tokens:

@@ -45,7 +45,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     def predict_batch(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> list[Tensor]:
         """The embeddings [rows, dimensions] of each column."""
         del batch["labels"]
-        return [*request.recipe.predict_batch(model, micro_batch, batch).view(len(columns), -1, dim)]
+        return [*request.call("predict_batch", model, micro_batch, batch).view(len(columns), -1, dim)]
 
     def columns_of(_: pa.Table, *vectors: Outputs) -> dict[str, pa.Array]:
         named = zip(columns, vectors, strict=True)
@@ -106,9 +106,9 @@ def encode(request: Request, config: Any, table: pa.Table, tokenizer: Any) -> Te
         config = replace(config, label_column_name=None)
     if config.label_column_name and "corpus_file" in request.given:
         raise UserError("--corpus_file: pairs with scores search no texts: leave it out")
-    data: TextTuples = request.recipe.encode(config, table, tokenizer)
+    data: TextTuples = request.call("encode", config, table, tokenizer)
     if request.file is None or "corpus_file" in request.given:
-        return data.with_corpus(*(request.recipe.encode(*part, tokenizer) for part in corpus_of(request.config)))
+        return data.with_corpus(*(request.call("encode", *part, tokenizer) for part in corpus_of(request.config)))
     return data
 
 
@@ -119,5 +119,5 @@ def embed(request: Request, model: Any, texts: TokenizedText, collate: Any, devi
     batches = request.batches(texts.lengths, collate.padded_lengths, collate.packed)
     for micro_batch, batch in feed(batches, texts, collate, device):
         samples.append(micro_batch.samples)
-        rows.append(request.recipe.predict_batch(model, micro_batch, batch))
+        rows.append(request.call("predict_batch", model, micro_batch, batch))
     return torch.cat(rows)[torch.from_numpy(np.concatenate(samples).argsort()).to(device)]

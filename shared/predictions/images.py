@@ -47,7 +47,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
         collate=collate,
         batches=request.batches(data.lengths),
         model=model,
-        predict_batch=partial(request.recipe.predict_batch, how),
+        predict_batch=partial(request.call, "predict_batch", how),
         **label_outputs(request, labels, data.targets, scored, count_of(len(data), "image"), ranked),
     )
 

@@ -38,7 +38,7 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
     Raises:
         UserError: the model, the rows or their labels cannot be used.
     """
-    config, recipe = request.config, request.recipe
+    config = request.config
     if request.is_own_model:
         _, _, labels, tokenizer = load_data(request)
     else:
@@ -51,7 +51,7 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
     else:
         table = read_rows(request, config.text_column_names, "--text_column_names")
     targets, scored = targets_of(request, known, table)
-    data = recipe.encode(config, table, with_targets(labels, targets), tokenizer)
+    data = request.call("encode", config, table, with_targets(labels, targets), tokenizer)
     if hasattr(config, "packing"):
         model = adapt_to_device(accelerator, config, model)
         collate, described = pack_or_pad(model, data, tokenizer, accelerator, config, unpack_before_head)
@@ -64,7 +64,7 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
         collate=collate,
         batches=request.batches(data.lengths, collate.padded_lengths, collate.packed),
         model=model,
-        predict_batch=partial(recipe.predict_batch, Scale(labels)),
+        predict_batch=partial(request.call, "predict_batch", Scale(labels)),
         **label_outputs(request, labels, targets, scored, f"{count_of(len(data), 'text')}{how}"),
     )
 

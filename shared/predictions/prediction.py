@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -74,9 +75,19 @@ class Prediction:
             self.bounds = np.arange(self.table.num_rows + 1)
 
     def compute(self, model: Any, micro_batch: MicroBatch, batch: Any) -> Tensor:
-        """The outputs [n, all widths] of a model for a batch, in float32 and in the order of `outputs_of`."""
+        """The outputs [n, all widths] of a model for a batch, in float32 and in the order of `outputs_of`.
+
+        Raises:
+            UserError: `predict_batch` of the recipe gives another number of outputs.
+        """
         each = self.predict_batch(model, micro_batch, batch)[: len(self.widths)]
-        return torch.cat([output.float().reshape(len(output), -1) for output in each], dim=1)
+        count = len(self.outputs_of(micro_batch.samples))
+        if [output.numel() for output in each] != [count * width for width in self.widths]:
+            raise UserError(
+                f"predict_batch of the recipe gives {listed([[*output.shape] for output in each])} for a batch, not "
+                f"{listed([[count, width] for width in self.widths])} (docs/predictions.md)"
+            )
+        return torch.cat([output.float().reshape(count, -1) for output in each], dim=1)
 
     def split(self, outputs: Outputs) -> list[Outputs]:
         """Each output [n, its width] of the outputs [n, all widths] side by side."""
@@ -99,7 +110,7 @@ def build_model(request: Request, *arguments: Any) -> Any:
     Raises:
         UserError: the folder lacks weights of the model, which would be random; or see `build_model` of the recipe.
     """
-    model, folder = request.recipe.build_model(request.config, *arguments), request.model
+    model, folder = request.call("build_model", request.config, *arguments), request.model
     if request.is_own_model:
         with about(f"{folder / WEIGHTS}"):
             load_model(model, folder / WEIGHTS)
@@ -117,7 +128,7 @@ def load_data(request: Request) -> tuple[Any, ...]:
     Raises:
         UserError: the data have changed since the run.
     """
-    found: tuple[Any, ...] = request.recipe.load_data(request.config)
+    found: tuple[Any, ...] = request.call("load_data", request.config)
     if request.digests_of_run not in ([], [found[0].digest(), found[1].digest()]):
         raise UserError(f"{request.run}: the data of the run, which its model needs, have changed: restore them")
     return found
@@ -153,7 +164,11 @@ def predict_table(_: Any, request: Request) -> Prediction:
         table = read_rows(request)
         columns = {name: typed_column_of(table, name).to_numpy() for name in table.column_names}  # a gap is NaN
         with about(f"{source_of(table)} (columns: {', '.join(columns)})"):
-            data = recipe.encode(request.config, columns, *learned)
+            data = request.call("encode", request.config, columns, *learned)
+
+    def collate(samples: list[Any]) -> Any:
+        with about(f"the samples of {recipe.__file__} cannot become a batch (docs/predictions.md)"):
+            return default_collate(samples)
 
     def columns_of(_: pa.Table, predictions: Outputs, __: Outputs) -> dict[str, pa.Array]:
         return {PREDICTION: pa.array(predictions[:, 0])}
@@ -165,10 +180,10 @@ def predict_table(_: Any, request: Request) -> Prediction:
     return Prediction(
         table=table,
         data=data,
-        collate=default_collate,
+        collate=collate,
         batches=request.batches(data.lengths),
         model=build_model(request, *learned),
-        predict_batch=recipe.predict_batch,
+        predict_batch=partial(request.call, "predict_batch"),
         widths=(1, 1),
         columns=columns_of,
         score=score if request.config.scores else None,

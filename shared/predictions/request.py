@@ -7,6 +7,7 @@ The flags are those below and those of the recipe. Important ones are --text_col
 import argparse
 import dataclasses
 import glob
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -128,6 +129,17 @@ class Request:
         """Maximum number of tokens, padding included, and of samples in a forward pass."""
         return getattr(self.config, TOKENS, None), self.config.per_device_eval_batch_size
 
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The result of a function of the recipe.
+
+        Raises:
+            UserError: the recipe has no such function, or the function takes other arguments.
+        """
+        needed = f"no function {name} as predictions of this kind ({self.kind}) need it (docs/predictions.md)"
+        with about(f"{self.recipe.__file__} has {needed}"):
+            inspect.signature(getattr(self.recipe, name)).bind(*arguments)
+        return getattr(self.recipe, name)(*arguments)
+
     def batches(self, lengths: Any, padded: Pad = np.asarray, packed: bool = False) -> list[MicroBatch]:
         """The forward passes for samples of these lengths, [n] tokens before `padded`: see `evaluation_batches`."""
         return evaluation_batches(padded(np.asarray(lengths, np.int64)), Budget(*self.limits, packed))
@@ -173,11 +185,11 @@ def parse_request(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) ->
     is_own = not (model / "config.json").is_file()
     if not stored and (file is None or is_own):
         raise UserError(f"{folder} is not the folder of a run, which has settings and validation data: give a FILE")
-    values = kept_settings(recipe.Config, stored, file is None or is_own, is_own)
-    if file is not None and kind_of(Path(file)) not in (".csv", ".tsv"):
-        values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
     known = {field.name for field in dataclasses.fields(config_class)}
     kind, possible = next(KINDS[name] for name in KINDS if name in known)
+    values = kept_settings(recipe.Config, stored, file is None or is_own or kind == "table", is_own)
+    if file is not None and kind_of(Path(file)) not in (".csv", ".tsv"):
+        values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
     if kind != "table" and "label_column_name" not in known:
         raise UserError(f"{recipe.__file__} reads {kind}, and its Config has no label_column_name: add this setting")
     values |= settings_of_model(kind, model, {**values, **given}) | given
@@ -228,8 +240,8 @@ def recipe_of_request(folder: Path, model: Path, flags: Sequence[str]) -> Module
     if not path.is_file():
         raise UserError(f"{path}, the recipe of {folder}, does not exist: name its place with --recipe")
     recipe = recipes.load_recipe(path)
-    if not hasattr(recipe, "predict_batch"):
-        raise UserError(f"{model} has nothing to predict for a file: {path} has no function predict_batch")
+    if lacking := [name for name in ("build_model", "predict_batch") if not hasattr(recipe, name)]:
+        raise UserError(f"{model} has nothing to predict for a file: {path} has no function {lacking[0]}")
     return recipe
 
 

@@ -41,7 +41,7 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     Raises:
         UserError: the model, the input or its tags cannot be used.
     """
-    config, folder, recipe = request.config, str(request.model), request.recipe
+    config, folder = request.config, str(request.model)
     tokenizer, tags = begin_words_with_a_space(load_tokenizer(folder)), Tags(stored_names(folder))
     model = build_model(request, tags, tokenizer)
     of_file = config.text_column_name, config.label_column_name
@@ -50,14 +50,14 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     targets, scored = tag_targets(request, tags, columns, table, words)
     bounds = np.append(0, np.cumsum(sizes_of(words)))
     of_words = named(pa.table({WORDS: words}), source_of(table))
-    data = recipe.encode(config, of_words, with_targets(tags, targets), tokenizer)
+    data = request.call("encode", config, of_words, with_targets(tags, targets), tokenizer)
     numbers = data.pieces.words
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad(model, data, tokenizer, accelerator, config)
 
     def predict_batch(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """The tag of each own word of the windows, its loss, and its probability, [words] each."""
-        predicted, losses, logits = recipe.predict_batch(model, micro_batch, batch)
+        predicted, losses, logits = request.call("predict_batch", model, micro_batch, batch)
         return predicted, losses, logits.float().softmax(1).gather(1, predicted[:, None])
 
     def score(predicted: Outputs, losses: Outputs, _: Outputs) -> dict[str, float]:

@@ -173,16 +173,17 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
     Call it on every process. Each data set has a `digest()` of its content, which the checkpoints keep.
 
     Raises:
-        UserError: a data set has no random access, `lengths` or `digest`; the data differ between machines (names the
-            machine); or the data have changed since the run began.
+        UserError: a data set has no random access, `lengths`, `digest` or samples; the data differ between machines
+            (names the machine); or the data have changed since the run began.
     """
     for data in datasets:
         if lacking := [name for name in ("__len__", "__getitem__", "lengths", "digest") if not hasattr(data, name)]:
             raise UserError(
                 f"load_data returned a {type(data).__name__} without {', '.join(lacking)}: give it the attributes of "
-                "InMemory in shared/plan/loading.py; store data that can only be read in sequence by "
-                "save_to_disk first, because a run on them could not be resumed exactly"
+                "InMemory in shared/plan/loading.py; store data that are read in sequence by save_to_disk first"
             )
+        if not len(data):
+            raise UserError(f"load_data returned a {type(data).__name__} without samples: add some")
     everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
     main, digests = everybody[0]
     for rank, (host, theirs) in enumerate(everybody):

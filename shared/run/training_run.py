@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import AnyConfig
-from shared.errors import Preempted, UserError
+from shared.errors import Preempted, UserError, about
 from shared.monitoring.evaluation import differing_scores
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import Log
@@ -341,7 +341,9 @@ class TrainingRun(Generic[AnyConfig]):
         try:
             with self.monitor.timed("evaluation"):
                 self._tell(Hook.weights_are_read)
-                scores = {name: float(value) for name, value in self.evaluate().items()}
+                found = self.evaluate()
+                with about("evaluate must return numbers by their names, or {} after a signal"):
+                    scores = {name: float(value) for name, value in found.items()}
                 results, *others = collectives.gather(self.accelerator, scores)
             together = True
             if problem := self._best_by.missing(results) or differing_scores(self._best_by, results, others):

@@ -71,8 +71,8 @@ def check_loss(
     saved, left_out = model.state_dict().keys(), {id(buffer) for buffer in averaged}
     buffers = model.named_buffers() if accelerator.num_processes > 1 else ()  # comparing them waits for a GPU
     watched = [name for name, buffer in buffers if name in saved and id(buffer) not in left_out]
-    loss = loss_of(few)
-    halved, repeat = loss_of(replace(few, step_size=2 * few.step_size)), loss_of(replace(few, counted=False))
+    twice = replace(few, step_size=2 * few.step_size, step_samples=2 * few.step_samples)
+    loss, halved, repeat = map(loss_of, (few, twice, replace(few, counted=False)))
     if not math.isfinite(loss) or not loss:
         return
     if not math.isclose(2 * halved, loss, rel_tol=TOLERANCE) or not abs(repeat) <= TOLERANCE * abs(loss):

@@ -16,11 +16,8 @@ ACCELERATE = f"accelerate {version('accelerate')}"
 
 
 @pytest.fixture
-def accelerator(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    of_accelerate.reset_state(processes=True)
-    yield Accelerator(cpu=True)
-    of_accelerate.reset_state(processes=True)
+def accelerator(fresh_accelerate_state):
+    return Accelerator(cpu=True)
 
 
 def test_prepared_and_registered_objects_are_listed(accelerator):

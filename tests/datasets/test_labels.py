@@ -79,7 +79,8 @@ COLUMNS = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d"
     ("values", "settings", "expected"),
     [
         (class_labels(table_of([0, 1, -1, -1]), ["no", "yes"]), (), f"row 3 of {FILE} has no label"),
-        ([1.0, 0.37], (CLASSES,), f"row 2 of {FILE} has 0.37 in label, which"),
+        ([1.0, 0.37], (CLASSES,), f"row 2 of {FILE} has 0.37 in label, which is not a class: use --problem_type regre"),
+        ([[0.8, 0.2], [0, 1]], (), f"row 1 of {FILE} has 0.8 in label, which is not a class: write 0 or 1 for each la"),
         *((values, (), f"{COLUMN}: {FILE} has fewer than two classes") for values in (["a", "a"], [3, 3], [True])),
         *((values, (), f"{COLUMN}: {FILE} has fewer than two") for values in ([["a"], ["a"]], [[], []])),
         *((rows, (), f"{COLUMN}: every row of {FILE} has") for rows in ([["a", "b"]] * 2, [[0, 1]] * 2, [0.5] * 2)),

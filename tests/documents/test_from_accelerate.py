@@ -14,16 +14,8 @@ from torch.utils.data import DataLoader
 
 from shared.compat.of_accelerate import reset_state
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate_state")
 PAGE = (runs.ROOT / "docs/from_accelerate.md").read_text()
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate_state(monkeypatch):
-    """One process on a CPU. Accelerate's state is reset, because it lives in class attributes."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    reset_state(processes=True)
-    yield
-    reset_state(processes=True)
 
 
 def linear(accelerator, micro_batches):

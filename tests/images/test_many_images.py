@@ -1,11 +1,10 @@
 """Nothing with an entry for each image is in the memory of a process, and the images are those of a small data set."""
 
-import tracemalloc
-
 import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
+from large_data import traced
 from small_images import EIGHT, config, folders, tables
 
 from shared.cache import prepared
@@ -29,15 +28,11 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
     for module, name in (*limits, (prepared, "IN_MEMORY")):
         monkeypatch.setattr(module, name, at_once)
     given = config(train_dir=str(tmp_path), max_train_samples=each)
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         source = class_folders(str(tmp_path), "--train_dir")
         train, validation = load_sources(given)
-        kept, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept < 1 << 17
-    assert peak < (3 << 19) + 8 * each  # row numbers and classes alone would take 48 * each
+    assert memory.kept < 1 << 17
+    assert memory.peak < (3 << 19) + 8 * each  # row numbers and classes alone would take 48 * each
     assert source.stored(2 * each + 7) == tmp_path / "c/n0144_7.JPEG"
     assert source.sizes().tolist() == [each] * 3
     assert validation.sizes().tolist() == [each // 5] * 3

@@ -1,12 +1,12 @@
 """A plan has each sample once per epoch, keeps the budget, follows from the config, and does not copy the data."""
 
-import tracemalloc
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from large_data import traced
 
 from shared.augmentation.augmentation import RepeatingPlan
 from shared.datasets import splits
@@ -290,16 +290,12 @@ def mapped(folder, count):
 def test_a_plan_takes_the_memory_of_a_step(tmp_path):
     lengths = mapped(tmp_path, BILLION // 10)  # in the time of a test; benchmarks/scale.py reads a billion
     sizes = {"global_batch_size": 4096, "num_epochs": 2, "max_tokens": 16_384, "num_processes": 2}
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         plan = Plan(lengths=lengths, weights=lengths, padded=lambda lengths: lengths + 20, longest=0, seed=0, **sizes)
         steps = [0, plan.total_steps // 2, plan.total_steps - 1]
         samples = [m.samples for step in steps for m in plan.micro_batches(step)]
         no_lengths = Plan(num_samples=BILLION, seed=0, global_batch_size=64, num_epochs=1).micro_batches(7)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 16 << 20
+    assert memory.peak < 16 << 20
     assert sum(map(len, samples)) > 4096
     assert sum(len(m.samples) for m in no_lengths) == 64
 
@@ -336,14 +332,10 @@ def test_rows_are_chosen_and_held_out_with_at_most_a_byte_for_each_of_them(tmp_p
     monkeypatch.setattr(splits, "SORTED", 1 << 16)
     targets = np.memmap(tmp_path / "targets", np.int64, "w+", shape=(count,))
     targets[::3] = 1
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         held_out = share_of_each(targets, 10, 0)
         splits.hash_limit(count, count // 10, 0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 6 << 20, "one int64 for each row takes 8 MiB"
+    assert memory.peak < 6 << 20, "one int64 for each row takes 8 MiB"
     assert held_out.sum() == pytest.approx(count / 10, abs=2)
 
 

@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
     """The output folder of a short run, and its last evaluation."""
     folder = tmp_path_factory.mktemp("diabetes")
     (folder / "predicting.py").write_text(predicting())
-    return folder / "run", runs.train(runs.load(folder / "predicting.py"), folder / "run")
+    return folder / "run", runs.train(runs.load(folder / "predicting.py"), folder / "run", "--seed", 1)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,9 @@ def test_a_table_is_predicted_and_scored_as_by_the_run(trained, rows, tmp_path):
     found = read_csv(run / "predictions/new.csv")
     assert [row["prediction"] for row in found] == [row["prediction"] for row in read_csv(tmp_path / "own.csv")]
     assert [row["age"] for row in found] == [str(row["age"]) for row in rows]
+    (run / "model/config.json").write_text("{}")  # of a model of transformers, which may need the data of the run
+    assert predict.parse_request([str(run), "new.csv"]).config.seed == 1
+    (run / "model/config.json").unlink()
     [batch] = predict.parse_request([str(run)]).batches([3, 1, 2])  # a data set may have a list of lengths
     assert batch.samples.tolist() == [0, 2, 1]
 
@@ -73,7 +76,7 @@ def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_p
     assert predict_file(run, tmp_path / "some.csv", "--no_scores", "--predictions_file", tmp_path / "no.csv") == {}
 
 
-def test_bad_tables_are_one_line(trained, rows, tmp_path):
+def test_bad_tables_and_recipes_that_cannot_predict_are_one_line(trained, rows, tmp_path):
     run, _ = trained
     for name, change, expected in (
         ("lacks", lambda row: row.pop("bmi"), "s1, s2, s3, s4, s5, s6, progression): 'bmi'"),
@@ -84,3 +87,12 @@ def test_bad_tables_are_one_line(trained, rows, tmp_path):
         for row in changed[:1] if name == "gap" else changed:
             change(row)
         assert expected in refusal(predict_file, run, write(tmp_path / f"{name}.csv", changed)), name
+    for change, expected in (
+        (("def encode(", "def encoded("), "no function encode as predictions of this kind (table) need it"),
+        (("(model: Any, _:", "(scale: Any, model: Any, _:"), "missing a required argument: 'batch'"),
+        (("return predictions *", "return batch[0] *"), "gives [64, 10], [64] for a batch, not [64, 1], [64, 1]"),
+        (("n InMemory(t", "n type('', (InMemory,), {'__getitem__': lambda *_: None})(t"), "py cannot become a batch"),
+    ):
+        (tmp_path / "changed.py").write_text(predicting().replace(*change))
+        file = write(tmp_path / "rows.csv", rows)
+        assert expected in refusal(predict_file, run, file, "--recipe", tmp_path / "changed.py")

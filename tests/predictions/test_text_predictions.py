@@ -183,7 +183,7 @@ def inputs(alone, texts, tmp_path_factory):
     (folder / "labels.csv").write_text("text,label\na text,unheard\n")
     pq.write_table(pa.table({"text": ["a text"], "more": [[b"bytes"]]}), folder / "bytes.parquet")
     (folder / "lists.jsonl").write_text('{"text": "a text", "more": [1, 2]}\n')
-    (folder / "spans.py").write_text("from recipes.mlm import Config\npredict_batch = None")
+    (folder / "spans.py").write_text("from recipes.mlm import Config\nbuild_model = predict_batch = None")
     for name, file, content in (
         ("unfinished", "config.yaml", (alone / "config.yaml").read_text()),
         ("mlm", "config.json", '{"architectures": ["BertForMaskedLM"], "model_type": "bert"}'),

@@ -6,20 +6,15 @@ import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from shared.compat.of_accelerate import reset_state
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import agreement, ending, starting
 
 
 @pytest.fixture(autouse=True)
-def a_new_process_without_a_gpu(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+def a_new_process_without_a_gpu(fresh_accelerate_state, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(starting, "_pids_with_runs", set())
-    reset_state(processes=True)
-    yield
-    reset_state(processes=True)
 
 
 def main(config):

@@ -48,7 +48,15 @@ def leaving(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_PORT", "12345")
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
     return seen
+
+
+def run_recipe(error):
+    def main(_):
+        raise error
+
+    command.run(main, Options)
 
 
 def refuse(monkeypatch, rank):
@@ -108,13 +116,9 @@ def test_a_single_process_does_not_wait(leaving, monkeypatch, tmp_path):
     ],
 )
 def test_the_exit_code_and_one_line_tell_why_a_run_ended(leaving, monkeypatch, capsys, error, code, said):
-    def main(_):
-        raise error
-
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    monkeypatch.setattr(sys, "argv", ["recipe.py"])
     with pytest.raises(Left):
-        command.run(main, Options)
+        run_recipe(error)
     assert leaving.codes == [code]
     err = capsys.readouterr().err
     assert err.startswith(said)
@@ -122,16 +126,11 @@ def test_the_exit_code_and_one_line_tell_why_a_run_ended(leaving, monkeypatch, c
 
 
 def test_an_unexpected_error_keeps_its_traceback_and_is_recorded_for_the_others(leaving, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["recipe.py"])
     for error in (ValueError("ours"), FileNotFoundError(errno.ENOENT, "ours")):
-
-        def main(_, error=error):
-            raise error
-
         recorded = []
         monkeypatch.setattr(ending, "record", lambda *reason, recorded=recorded: recorded.append(reason))
         with pytest.raises(type(error), match="ours"):
-            command.run(main, Options)
+            run_recipe(error)
         assert recorded == [(1, f"{type(error).__name__}, see its output")]
     assert leaving.codes == []
 
@@ -145,20 +144,16 @@ def test_an_unexpected_error_keeps_its_traceback_and_is_recorded_for_the_others(
     ],
 )
 def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, monkeypatch, capsys, code, line):
-    def main(_):
-        raise RuntimeError("ours")
-
-    monkeypatch.setattr(sys, "argv", ["recipe.py"])
     with monkeypatch.context() as there:  # another process records its exit code
         there.setenv("LOCAL_RANK", "1")
         ending.record(code)
     with pytest.raises(Left):
-        command.run(main, Options)
+        run_recipe(RuntimeError("ours"))
     assert leaving.codes == [code]
     assert capsys.readouterr().err == line.format(socket.gethostname())
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # restarted immediately: the record is almost as new
     with pytest.raises(RuntimeError, match="ours"):
-        command.run(main, Options)
+        run_recipe(RuntimeError("ours"))
 
 
 def test_a_lost_connection_is_reported_in_one_line_with_the_process_that_ended_if_known(monkeypatch):

@@ -90,6 +90,7 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
         ((SUM, f".detach(){SUM}"), "^compute_loss returned no tensor that is one number and has a gradient: return"),
         ((SUM, f"{SUM} * torch.seed()"), "in a second pass over the first one: draw only from the generators"),
         (("make_optimizer, l", "lambda m, _: __import__('pytorch_optimizer').SPlus(m.parameters()), l"), "with eval"),
+        (("InMemory(20 * rows[:88], targets[:88])", "InMemory(rows[:0])"), "^load_data returned a InMemory without s"),
         (groups("[*m.parameters(), nn.Parameter(torch.ones(1))]"), r"does not have \(shape \[1\]\)"),
         (groups("[{'params': [p], 'lr': p.ndim} for p in m.parameters()]"), r"groups \(2, 1\) would be lost"),
         (groups("[{'params': p, 'lr' if p.ndim > 1 else 'lr_scale': len(p)} for p in m.parameters()]"), r"\(64, 1\)"),
@@ -118,7 +119,8 @@ def test_the_folder_of_another_run_is_not_continued_from_a_checkpoint_elsewhere(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (('"eval_r2"', '"eval_R2"'), "^evaluate returned eval_loss, eval_R2, but not eval_r2.* after step 3"),
+        (('"eval_r2"', '"R2"'), "^evaluate .* eval_loss, R2, but not eval_r2, only names that begin .* after step 3"),
+        (('return {"eval_loss"', 'return {"eval_loss"} or {"eval_loss"'), "^evaluate must return numbers by their nam"),
         (("losses_of, (len", "lambda m, _, b: 2 * [m(b[0])], (len"), r"tions \[88, 1\] and losses \[88, 1\], not"),
         (("(len(validation),)", "(len(validation), 2)"), r"predictions \[88\] and losses \[88\], not \[88, 2\] and"),
         (("            batches", "            1 / 0\n            batches"), "^division by zero"),

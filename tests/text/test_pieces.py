@@ -1,13 +1,13 @@
 """The pieces of a corpus: those of the selected documents, cut block by block into memory-mapped files."""
 
 import pickle
-import tracemalloc
 
 import numpy as np
 import pytest
 import runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from large_data import traced
 
 from shared.cache.prepared import cache_dir
 from shared.datasets.tables import SUBSET, hold_out, limited
@@ -98,11 +98,7 @@ def test_other_settings_have_other_pieces(folder, monkeypatch):
 
 def test_a_million_documents_are_cut_in_little_memory(folder):
     corpus = write(folder, np.full(1_000_000, 3), "many")
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         found = MaskedDocuments(corpus, corpus.documents("here"), 4, ([2], [3]), MASKING, 0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert len(found) == 2_000_000
-    assert peak < 60 << 20  # the arrays themselves take 32 MB on disk
+    assert memory.peak < 60 << 20  # the arrays themselves take 32 MB on disk

@@ -178,5 +178,4 @@ def test_a_length_that_a_model_cannot_compute_is_refused_in_one_line():
 def test_an_end_within_a_text_is_refused_in_one_line_by_a_model_that_needs_equally_many():
     model = families.tiny(CLASSIFIER, "T5", 50)
     share_padding(SimpleNamespace(pad_token_id=0, eos_token="</s>"), model)
-    said = runs.refusal(model, input_ids=torch.tensor([[5, 3, 6, 3], [5, 6, 7, 3]]))
-    assert said.startswith("a T5ForSequenceClassification, for which </s> within a text is an end of it: All examples")
+    assert "</s> within a text is an end of it: All" in runs.refusal(model, input_ids=torch.tensor([[3, 3], [5, 3]]))

@@ -21,6 +21,7 @@ from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import fork_server
 import psutil
@@ -180,9 +181,7 @@ def forbid_preparing(monkeypatch):
     """Let each build of a folder of the cache fail: everything has been prepared."""
     from shared.cache import prepared
 
-    def mkdtemp(**_):
-        raise AssertionError("data were prepared again")
-
+    mkdtemp = mock.Mock(side_effect=AssertionError("data were prepared again"))
     monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
 
 

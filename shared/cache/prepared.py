@@ -23,7 +23,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from shared.disk import remove_unfinished, sync, usual_permissions
+from shared.disk import is_url, remove_unfinished, sync, usual_permissions
 from shared.errors import UserError
 
 RECORD = "complete.json"  # the `fingerprints` of the folder when it was built
@@ -38,6 +38,8 @@ Arrays = Mapping[str, NDArray[Any]]
 def cache_dir() -> Path:
     """The folder for prepared data: $ACCELERATE_RECIPES_CACHE, or accelerate-recipes in the user's cache folder."""
     if given := os.environ.get("ACCELERATE_RECIPES_CACHE"):
+        if is_url(given):
+            raise UserError(f"ACCELERATE_RECIPES_CACHE={given} is a URL: give a folder of this machine")
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accelerate-recipes"
 

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -40,8 +41,7 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
 
 def kind_of(path: Path) -> str:
     """The extension without compression, in lower case: ".csv" for reviews.CSV and for reviews.csv.gz."""
-    suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+    return (Path(path.stem) if is_compressed(path) else path).suffix.lower()
 
 
 def is_compressed(path: Path) -> bool:
@@ -104,11 +104,9 @@ def opened(path: Path, source: str) -> Iterator[BinaryIO]:
         UserError: the file or its content cannot be read; the message begins with `source`.
     """
     with about(source):
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            raise UserError(f"{source}: no such file") from None
-        with file:
+        if not path.exists():
+            raise UserError(f"{source}: no such file")
+        with path.open("rb") as file:
             yield COMPRESSIONS[path.suffix.lower()](file) if is_compressed(path) else file
 
 
@@ -127,8 +125,9 @@ def blocks_of_lines(path: Path, source: str) -> Iterator[tuple[int, bytes]]:
                 block.decode()
             except UnicodeDecodeError as error:
                 line = line_number(path, source, at + error.start)
+                name = "UTF-16" if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
                 raise UserError(
-                    f"{source} is not UTF-8 (line {line:,}): convert it, for instance with iconv -f LATIN1 -t UTF-8"
+                    f"{source} is not UTF-8 (line {line:,}): convert it, for instance with iconv -f {name} -t UTF-8"
                 ) from None
             yield at, block if at else block.removeprefix(codecs.BOM_UTF8)
             at += len(block)
@@ -243,11 +242,15 @@ def _csv_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
         header = file.readline().decode(errors="replace").strip()
     if separator not in header and any(other in header for other in ",;\t|"):
         raise UserError(f"{source} has no {separator!r} in its first line, {header!r:.80}: see --csv_delimiter")
-    with opened(path, source) as file, pyarrow.csv.open_csv(file, sizes, parse, texts) as reader:
-        undecided = pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in reader.schema])
-        for batch in reader:
-            several_lines |= any(pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
-            yield pa.Table.from_batches([batch]).cast(undecided)
+    try:
+        with opened(path, source) as file, pyarrow.csv.open_csv(file, sizes, parse, texts) as reader:
+            undecided = pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in reader.schema])
+            for batch in reader:
+                several_lines |= any(pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
+                yield pa.Table.from_batches([batch]).cast(undecided)
+    except UserError:
+        deque(blocks_of_lines(path, source), 0)  # names the line if the file is not UTF-8
+        raise
     if several_lines:
         refuse_swallowed_rows(path, source, separator)
 

@@ -49,7 +49,7 @@ Chosen = Callable[[int, pa.Table], NDArray[np.bool_]]  # of the first row of a b
 
 def named(table: pa.Table, source: str) -> pa.Table:
     """`table` with `source` ("--train_file reviews.csv") in its metadata; other metadata are kept."""
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), SOURCE_KEY: source.encode()})
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), SOURCE_KEY: source.encode(errors="replace")})
 
 
 def source_of(table: pa.Table) -> str:
@@ -105,8 +105,7 @@ def column_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
         names = [found for found in table.column_names if found != ROW_COLUMN]
         alike = [found for found in names if found.strip().casefold() == name.strip().casefold()]
         hint = f": use {flag} {shlex.quote(alike[0])}" if alike else ""
-        there = f"{source_of(table)} has no such column (columns: {', '.join(names)})"
-        raise UserError(f"{flag} {name}: {there}{hint}")
+        raise UserError(f"{flag} {name}: {source_of(table)} has no such column (columns: {', '.join(names)}){hint}")
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

@@ -48,9 +48,7 @@ def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bo
     With the rows sorted by label, and in each label by hash, these are the rows at which the rounded share grows. They
     are sorted in parts, one range of hashes after the other. The memory grows with N only by the result.
     """
-    held_out = np.zeros(len(targets), bool)
-    if not (count := len(targets)):
-        return held_out
+    count, held_out = len(targets), np.zeros(len(targets), bool)
     group_of = _groups_of(targets)
     sizes = np.zeros(int(group_of.max()) + 1, np.int64)
     for start in range(0, count, BLOCK):

@@ -149,19 +149,18 @@ def pad_rows(model: Any, data: Any, tokenizer: Any, config: Any) -> tuple[Paddin
     """
     row, types, *_ = data[0] if isinstance(data[0], tuple) else (data[0], None)
     usual, longest = 8 if config.activation_dtype or config.mixed_precision != "no" else 1, config.max_length
-    if longest <= TRIAL_PADDING + 1:
-        return Padding(tokenizer.pad_token_id, usual, longest), ""
-    most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)
-    kept = np.r_[np.arange(len(row))[: most - 1], len(row) - 1]  # always includes the last token
+    padding = min(TRIAL_PADDING, longest // 2)
+    most = min(TRIAL_TOKENS, longest - padding, len(row))
+    kept = np.r_[: (most - 1) // 2 * 2, len(row) - 1]  # an odd number of tokens, always with the last one
     item = row[kept], None if types is None else types[kept], None
 
     def padded(length: int) -> list[Tensor]:
         return outputs_of(model, Padding(tokenizer.pad_token_id, length, length, left)([item]))
 
     for left in dict.fromkeys((False, getattr(tokenizer, "padding_side", "") == "left")):
-        real = slice(TRIAL_PADDING * left, TRIAL_PADDING * left + len(kept))
+        real = slice(padding * left, padding * left + len(kept))
         with suppress(Exception):  # the model supports only some lengths
-            pairs = zip(padded(len(kept) + TRIAL_PADDING), padded(len(kept)), strict=True)
+            pairs = zip(padded(len(kept) + padding), padded(len(kept)), strict=True)
             # If there is an output for each token, those of the padding do not matter.
             if all(same(more if more.shape == few.shape else more[:, real], few) for more, few in pairs):
                 return Padding(tokenizer.pad_token_id, usual, longest, left), ""

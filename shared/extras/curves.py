@@ -75,10 +75,9 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
         found = {}
         for key, label in labels.items():
             points = [(line["step"], line[key]) for line in lines if isinstance(line.get(key), int | float)]
-            steps = [step for step, _ in points]
             values = [value * scale if abs(value) < LARGEST else math.nan for _, value in points]
             if not all(map(math.isnan, values)):
-                found[label] = steps, values
+                found[label] = [step for step, _ in points], values
         return found
 
     names = {key: key.removeprefix("eval_").replace("_", " ") for key in keys if key.startswith("eval_")}

@@ -6,6 +6,7 @@ A tracker that fails is named once and never ends a run.
 import importlib.util
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ def start_wandb(config: Any, run_id: str, step: int) -> tuple[Any, str]:
     if tracker.run.disabled:
         return tracker, f"wandb (disabled: {why_offline})"
     if tracker.run.offline:
-        parts = f"{config.output_dir}/wandb/offline-run-*-{run_id}"  # one folder for each time the run is resumed
+        parts = f"{shlex.quote(config.output_dir)}/wandb/offline-run-*-{run_id}"  # a folder for each start of the run
         return tracker, f"wandb (offline: {why_offline}; sync later with `wandb sync {parts}`)"
     return tracker, f"wandb ({tracker.run.url})"
 
@@ -144,7 +145,7 @@ def start_tensorboard(config: Any, run_id: str, step: int) -> tuple[Any, str]:
     tracker.start()
     settings = {name: it if isinstance(it, int | float | str) else str(it) for name, it in plain(config).items()}
     tracker.store_init_configuration(settings)
-    return tracker, f"tensorboard (`tensorboard --logdir {config.output_dir}`)"
+    return tracker, f"tensorboard (`tensorboard --logdir {shlex.quote(config.output_dir)}`)"
 
 
 def start_trackio(config: Any, run_id: str, step: int) -> tuple[Any, str]:

@@ -211,7 +211,8 @@ def load_foreign(
     sample = np.eye(metrics.num_labels, dtype=np.int64) if several else np.arange(metrics.num_labels)
     if metrics.kind == "regression":
         sample = np.array([0.0, 1.0, 2.0])
-    with about(f"--metric_name {metric_name} cannot be computed for {task}"):
+    problem = f"--metric_name {metric_name} cannot be computed for {task}"
+    with about(problem):
         import evaluate
 
         # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
@@ -223,7 +224,8 @@ def load_foreign(
         )
 
         def compute(predictions: NDArray[Any], references: NDArray[Any]) -> dict[str, float]:
-            values = metric.compute(predictions=predictions, references=references)
-            return {name: float(value) for name, value in values.items()}
+            with about(problem):
+                values = metric.compute(predictions=predictions, references=references)
+                return {name: float(value) for name, value in values.items()}
 
         return compute, tuple(compute(sample, sample))

@@ -48,7 +48,7 @@ def acquire(output_dir: str | Path, flag: str = "--output_dir") -> None:
         ) from None
     except OSError as error:
         print(f"{path} cannot be locked ({error.strerror}): another run in this folder would not be noticed")
-    path.write_text(f"process {os.getpid()} on {socket.gethostname()} ({shlex.join(sys.argv)})\n")
+    path.write_text(f"process {os.getpid()} on {socket.gethostname()} ({shlex.join(sys.argv)})", "utf-8", "replace")
     _held.append(lock)
 
 

@@ -103,15 +103,16 @@ def listen(output_dir: str | None, leave: Callable[[int], object], peer_failed: 
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS),
         after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS),
-        after_in_child=reset_forked_child,
+        after_in_child=stop_listening,
     )
 
 
 def stop_listening() -> None:
-    """Restore the default signal handlers."""
+    """Restore the default signal handlers, also in a forked child, in which signals are blocked."""
     signal.set_wakeup_fd(-1)
     for number in handled_signals():
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def handled_signals() -> list[signal.Signals]:
@@ -127,12 +128,6 @@ def redirect_if_closed(terminals: list[int]) -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream)
             os.close(null)
-
-
-def reset_forked_child() -> None:
-    """Restore default signal handling in a forked child."""
-    stop_listening()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def ignore_in_child(*_: object) -> None:

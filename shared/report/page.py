@@ -144,8 +144,7 @@ def card_rows(file: Path) -> list[tuple[str, str]]:
 
 def command(folder: Path) -> str:
     """The command that trains again with the same settings, into another folder; "" if the recipe is unknown."""
-    recipe = recipe_of(folder / "config.yaml")
-    if recipe is None:
+    if (recipe := recipe_of(folder / "config.yaml")) is None:
         return ""
     shown = recipe.relative_to(options.PROJECT) if recipe.is_relative_to(options.PROJECT) else recipe
     again, stored = folder.with_name(f"{folder.name}-again"), options.load(folder / "config.yaml")

@@ -66,7 +66,7 @@ def run(
 
 
 def require_numbers() -> None:
-    """Check that the environment variables of the launcher are numbers.
+    """Check that the environment variables of the launcher are numbers, and that each rank is below its count.
 
     Raises:
         UserError: names those that are not; they are removed, so that the error can be reported like any other.
@@ -74,6 +74,10 @@ def require_numbers() -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     if wrong := [f"{name}={os.environ.pop(name)}" for name in names if not os.environ.get(name, "0").isdecimal()]:
         raise UserError(f"{', '.join(wrong)}: expected a number, as a launcher sets it")
+    for name, count in (("RANK", int(os.environ.get("WORLD_SIZE", 1))), ("LOCAL_RANK", ending.local_processes())):
+        if (rank := int(os.environ.get(name, 0))) >= count:
+            os.environ.pop(name, None)
+            raise UserError(f"{name} is {rank}, of {count} process(es): ranks count from 0, as a launcher sets them")
 
 
 def require_own_shared(recipe: Path) -> None:

@@ -20,11 +20,12 @@ from shared.images.sources import class_folders
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def arrays(_):
-    def fill(folder):
-        for name in ("a", "b", "c"):
-            np.save(folder / name, np.arange(9))
+def fill(folder):
+    for name in ("a", "b", "c"):
+        np.save(folder / name, np.arange(9))
 
+
+def arrays(_):
     return [np.load(file).tolist() for file in sorted(prepared.build_once("arrays", fill).glob("*.npy"))]
 
 
@@ -61,9 +62,6 @@ def test_damaged_data_is_rebuilt_with_a_message(tmp_path, capfd, prepare, damage
 
 
 def test_a_process_that_has_mapped_the_old_data_can_still_read_it():
-    def fill(folder):
-        np.save(folder / "a.npy", np.arange(9))
-
     mapped = np.load(prepared.build_once("x", fill) / "a.npy", mmap_mode="r")
     (prepared.cache_dir() / "x/complete.json").unlink()
     assert np.load(prepared.build_once("x", fill) / "a.npy").tolist() == mapped.tolist() == list(range(9))

@@ -66,8 +66,7 @@ OTHER_TYPES += [pa.list_(type_) for type_ in OTHER_TYPES]
 def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):
     message = f"row 3 of --train_file a.csv has no label in label: {FILL_IN}"
     assert refusal(Labels.from_table, table_of(values), "label") == message
-    labels = Labels.from_table(table_of(values[:2]), "label")
-    assert refusal(labels.encode, table_of(values)) == message
+    assert refusal(Labels.from_table(table_of(values[:2]), "label").encode, table_of(values)) == message
 
 
 FILE, COLUMN = "--train_file a.csv", "--label_column_name label"

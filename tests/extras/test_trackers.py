@@ -62,9 +62,10 @@ class LoggingRun(SimpleNamespace):
 
 @pytest.fixture
 def start(accelerator, tmp_path):
-    """Start a run in `tmp_path`."""
+    """Start a run in the folder "a run"."""
+    folder = tmp_path / "a run"
     with contextlib.ExitStack() as ends:
-        yield lambda **given: ends.enter_context(contextlib.closing(LoggingRun(accelerator, tmp_path, **given)))
+        yield lambda **given: ends.enter_context(contextlib.closing(LoggingRun(accelerator, folder, **given)))
 
 
 def test_a_run_id_is_random_for_any_seed_unless_it_is_given(start):
@@ -83,7 +84,7 @@ def test_a_tracker_that_is_not_installed_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio"])
 def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(name, start, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "a run/trackio"))
     if importlib.util.find_spec(name) is None:
         assert f"pip install {name}" in runs.refusal(require_trackers, [name])
         return
@@ -92,12 +93,13 @@ def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(nam
         assert tracker.card["tracker"].startswith(name)
         tracker.log(step + 1, TRAINING)
         tracker.finish(step + 1, {"train_runtime": 3.0})
-    assert any(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
+    assert any(path.stat().st_size for path in (tmp_path / "a run" / name).rglob("*") if path.is_file())
     if name == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        events = EventAccumulator(str(tmp_path / name)).Reload()
+        events = EventAccumulator(str(tmp_path / "a run" / name)).Reload()
         losses = [(e.step, e.value) for e in events.Scalars("loss")]
+        assert tracker.card["tracker"] == f"tensorboard (`tensorboard --logdir '{tmp_path}/a run'`)"
         assert losses == [(n, pytest.approx(TRAINING["loss"])) for n in (1, 3)]
 
 
@@ -168,12 +170,12 @@ def test_wandb_offline_writes_its_files_into_the_run_folder_and_the_api_key_into
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = start(report_to="wandb")
-    parts = f"{tmp_path}/wandb/offline-run-*-{tracker.progress.run_id}"
+    parts = f"'{tmp_path}/a run'/wandb/offline-run-*-{tracker.progress.run_id}"
     assert tracker.card["tracker"].endswith(f"mode is set to offline; sync later with `wandb sync {parts}`)")
     run = accelerator.get_tracker("wandb", unwrap=True)
     assert run.id == tracker.progress.run_id
     assert (run.config["learning_rate"], run.config["max_train_steps"]) == (5e-5, None)
-    (folder,) = (tmp_path / "wandb").glob(f"offline-run-*-{tracker.progress.run_id}")
+    (folder,) = (tmp_path / "a run/wandb").glob(f"offline-run-*-{tracker.progress.run_id}")
     for step in (5, 7, 6):  # wandb's own counter would drop 6
         tracker.log(step, TRAINING | {"loss": 1 / step})
     assert (run.summary["step"], run.summary["loss"]) == (6, 1 / 6)

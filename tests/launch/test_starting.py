@@ -182,10 +182,17 @@ def test_processes_share_the_cores_unless_the_user_sets_the_threads(monkeypatch,
     assert starting.threads_per_process() == threads
 
 
-def test_launcher_variables_that_are_not_numbers_are_refused_and_removed(monkeypatch):
+def test_launcher_variables_that_no_launcher_sets_are_refused_and_removed(monkeypatch):
     set_all(monkeypatch, {"WORLD_SIZE": "two", "RANK": ""})
     assert "RANK=, WORLD_SIZE=two: expected a number" in runs.refusal(command.require_numbers)
-    command.require_numbers()
+    for name, value, message in (
+        ("RANK", "1", "RANK is 1, of 1 process(es): "),
+        ("LOCAL_RANK", "5", "LOCAL_RANK is 5, of 1 process(es): "),
+        ("LOCAL_WORLD_SIZE", "0", "LOCAL_RANK is 0, of 0 process(es): "),
+    ):
+        command.require_numbers()
+        monkeypatch.setenv(name, value)
+        assert runs.refusal(command.require_numbers).startswith(message)
 
 
 @pytest.mark.parametrize(("restarts", "machines", "apart"), [("0", "1", False), ("2", "1", True), ("2", "3", False)])

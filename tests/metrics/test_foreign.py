@@ -52,6 +52,7 @@ def test_a_users_own_folder_or_file_can_be_a_metric(own_metric: Path, inside: st
     metrics = resolve("classification", str(own_metric / inside))
     assert metrics.names == ("binary_f1",)
     assert metrics.compute(np.array([0, 1, 1]), np.array([0, 1, 0])) == {"binary_f1": pytest.approx(2 / 3)}
+    assert "cannot be computed for classification " in refusal(metrics.compute, *np.array([[0, 1, 2]] * 2))
 
 
 @pytest.mark.parametrize(

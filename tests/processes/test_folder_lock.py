@@ -7,6 +7,7 @@ import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from filelock import FileLock, Timeout
@@ -45,7 +46,8 @@ def holder(tmp_path):
     process.join()
 
 
-def test_the_lock_file_names_its_process_and_is_removed_on_release(tmp_path):
+def test_the_lock_file_names_its_process_and_is_removed_on_release(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["predict", "\udcff.csv"])  # a name in another encoding
     folder_lock.acquire(tmp_path)
     assert (tmp_path / ".lock").read_text().startswith(f"process {folder_lock.os.getpid()} on ")
     assert is_locked(tmp_path)
@@ -145,10 +147,7 @@ def test_a_forked_child_neither_releases_nor_keeps_the_lock_of_its_parent(tmp_pa
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_is_reported_and_the_run_continues(tmp_path, monkeypatch, capsys, code):
-    def refuse(*_):
-        raise OSError(code, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(code, "no locks")))
     folder_lock.acquire(tmp_path)
     folder_lock.release_all()
     assert "cannot be locked (no locks)" in capsys.readouterr().out

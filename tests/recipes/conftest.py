@@ -19,11 +19,7 @@ def mlm():
 @pytest.fixture
 def train(nlp, texts):
     """A function that trains on the small data set, with further flags."""
-
-    def call(output, *flags):
-        return runs.train(nlp, output, *runs.TINY, *texts, *flags)
-
-    return call
+    return lambda output, *flags: runs.train(nlp, output, *runs.TINY, *texts, *flags)
 
 
 @pytest.fixture(scope="module")

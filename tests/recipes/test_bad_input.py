@@ -61,8 +61,7 @@ CASES = [(recipe, *case) for recipe, cases in REFUSED.items() for case in cases]
 @pytest.mark.parametrize(("recipe", "flags", "expected"), CASES, ids=lambda part: str(part)[:40])
 def test_flags_that_do_not_fit_are_refused(recipe, flags, expected, texts, tmp_path):
     train = functools.partial(runs.train, recipe)
-    given = [*toy_data.tiny(recipe, texts, tmp_path), *flags]
-    assert expected in refusal(train, tmp_path / "run", *given)
+    assert expected in refusal(train, tmp_path / "run", *toy_data.tiny(recipe, texts, tmp_path), *flags)
     assert not files(tmp_path / "run")
 
 
@@ -110,10 +109,12 @@ def test_an_upload_that_cannot_succeed_is_refused_before_training(train, monkeyp
 
 def test_a_folder_that_cannot_be_written_is_refused(train, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("mine")
-    for output, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file/run", "Not a directory")):
-        assert refusal(train, output).startswith(f"--output_dir {output} cannot be written ({reason}): ")
+    for name, why in (("file", "File exists"), ("file/run", "Not a directory"), ("a" * 256, "File name too long")):
+        assert refusal(train, tmp_path / name).startswith(f"--output_dir {tmp_path / name} cannot be written ({why}): ")
     assert (tmp_path / "file").read_text() == "mine"
 
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", "s3://x")
+    assert refusal(train, tmp_path / "run").startswith("ACCELERATE_RECIPES_CACHE=s3://x is a URL: give a folder")
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     assert "cannot be written (No space left on device)" in refusal(train, tmp_path / "run")

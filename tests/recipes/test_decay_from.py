@@ -33,10 +33,7 @@ def whole(flags, tmp_path_factory):
 
 @pytest.fixture
 def train(flags):
-    def call(output, *more):
-        return runs.train("nlp", output, *flags, *more)
-
-    return call
+    return lambda output, *more: runs.train("nlp", output, *flags, *more)
 
 
 def at(run, step=STABLE):

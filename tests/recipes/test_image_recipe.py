@@ -21,11 +21,7 @@ def recipe():
 @pytest.fixture
 def train(recipe):
     """A function that trains a tiny classifier, with further flags."""
-
-    def call(output, *flags):
-        return runs.train(recipe, output, *runs.TINY_IMAGES, *flags)
-
-    return call
+    return lambda output, *flags: runs.train(recipe, output, *runs.TINY_IMAGES, *flags)
 
 
 def config_of(recipe, *flags):

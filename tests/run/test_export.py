@@ -4,6 +4,7 @@ import math
 import os
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -69,14 +70,11 @@ def test_an_export_is_complete_and_replaces_the_older_one_with_the_usual_permiss
 
 
 def test_a_failed_export_keeps_the_older_model_and_leaves_no_incomplete_files(tmp_path):
-    class Full(Processor):
-        def save_pretrained(self, folder):
-            raise OSError(28, "No space left on device")
-
+    full = SimpleNamespace(save_pretrained=mock.Mock(side_effect=OSError(28, "No space left on device")))
     (tmp_path / "model").mkdir()
     (tmp_path / "model/old").write_text("old")
     with pytest.raises(UserError, match=r"cannot write .*/model .*No space left on device.*: free space"):
-        export(accelerator(), Options(output_dir=str(tmp_path)), FINISHED, Model(), Full())
+        export(accelerator(), Options(output_dir=str(tmp_path)), FINISHED, Model(), full)
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "old"]
 
 

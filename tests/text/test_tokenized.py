@@ -195,8 +195,7 @@ def test_a_trained_tokenizer_has_the_usual_tokens_and_templates_and_keeps_the_ca
     assert tokenizer.decode(ids, skip_special_tokens=True).replace(" .", ".") == SENTENCES[0]
     assert tokenizer.tokenize("a ##b") != ["a", "##b"], "pieces inside words are no special tokens"
     assert set(tokenizer.backend_tokenizer.get_added_tokens_decoder()) <= set(range(5))
-    message = refusal(train_tokenizer, PAIRS, ["text"], kind, 50, 64)
-    assert message.startswith("--vocab_size 50 is too small: ")
+    assert refusal(train_tokenizer, PAIRS, ["text"], kind, 50, 64).startswith("--vocab_size 50 is too small: ")
 
 
 # Invalid input

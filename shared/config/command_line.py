@@ -87,7 +87,7 @@ class Kind:
             return self.one is bool
         if self.one is float:
             return isinstance(value, (int, float)) and math.isfinite(value)
-        return isinstance(value, self.one) and str(value).encode(errors="ignore").decode() == str(value)
+        return isinstance(value, self.one)
 
     def convert(self, word: Any) -> Any:
         """Convert `word` (a str, a list of them, or None) to a value; return it unchanged if that is impossible."""
@@ -104,7 +104,7 @@ class Kind:
 
     def __str__(self) -> str:
         """A description of the accepted values."""
-        names = {str: "a string in UTF-8", int: "a whole number", float: "a number", bool: "True or False"}
+        names = {str: "a string", int: "a whole number", float: "a number", bool: "True or False"}
         words = names.get(self.one) or f"one of {', '.join(typing.get_args(self.one))}"
         return words + ", or several" * self.many + " or None" * self.optional
 

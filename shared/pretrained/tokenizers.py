@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import UserError, about, say
+from shared.errors import UserError, say
 from shared.extras.hub import FLAG
 from shared.pretrained.from_pretrained import load_pretrained
 
@@ -78,9 +78,6 @@ def share_padding(tokenizer: "PreTrainedTokenizerBase", model: Any) -> None:
         say(f"{FLAG}: the model's config has no padding token; {tokenizer.pad_token} is used, as in its tokenizer")
     if config.model_type not in OFFSET_POSITIONS:
         model.config.pad_token_id = config.pad_token_id = tokenizer.pad_token_id
-    if config.is_encoder_decoder:
-        it = f"a {type(model).__name__}, for which {tokenizer.eos_token} within a text is an end of it"
-        model.forward = about(it)(model.forward)
 
 
 def check_unknown(source: str, unknown: int, tokens: int) -> None:

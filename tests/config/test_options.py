@@ -125,7 +125,7 @@ def test_help_lists_every_flag_and_parsing_imports_no_heavy_package(tmp_path: Pa
             {"adam_beta1": 0.5, "optim": "sgd"},
             "--adam_beta1 0.5 has no effect without --optim adamw: give both, or neither",
         ),
-        ({"text_column_names": ["text", 1]}, "--text_column_names ('text', 1): expected a string in UTF-8, or several"),
+        ({"text_column_names": ["text", 1]}, "--text_column_names ('text', 1): expected a string, or several"),
         ({"output_dir": "s3://x"}, "--output_dir s3://x is a URL: give a folder (mirrors: docs/checkpoints.md)"),
         ({"checkpointing_steps": "often"}, "--checkpointing_steps 'often': expected epoch, no, or a number of steps"),
     ],

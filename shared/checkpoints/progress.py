@@ -33,11 +33,10 @@ class BestBy:
 
         `best` has no such score before the first evaluation, and if the run computed other metrics before.
         """
-        if self.name not in best:
-            return True
-        if math.isnan(best[self.name]):
-            return not math.isnan(new[self.name])
-        return new[self.name] > best[self.name] if self.greater_is_better else new[self.name] < best[self.name]
+        score, before = new[self.name], best.get(self.name, math.nan)
+        if math.isnan(before):
+            return self.name not in best or not math.isnan(score)
+        return score > before if self.greater_is_better else score < before
 
 
 @dataclass

@@ -4,7 +4,6 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 from torch.distributed.fsdp import OffloadPolicy
@@ -12,12 +11,8 @@ from torch.distributed.fsdp import OffloadPolicy
 from shared.compat import of_accelerate
 from shared.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate_state")
 ACCELERATE = f"accelerate {version('accelerate')}"
-
-
-@pytest.fixture
-def accelerator(fresh_accelerate_state):
-    return Accelerator(cpu=True)
 
 
 def test_prepared_and_registered_objects_are_listed(accelerator):

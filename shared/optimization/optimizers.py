@@ -75,6 +75,7 @@ def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             f"make_optimizer: the learning rates of the groups ({listed(list(rates))}) would be lost, because the "
             "schedule sets that of each step: give a group its factor as lr_scale (docs/own_models.md)"
         )
+    vars(optimizer).update(groups_made=len(groups))  # for set_learning_rate
 
 
 def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
@@ -143,17 +144,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     """Set the learning rate of all parameter groups, multiplied by the `lr_scale` of a group that has one.
 
     Raises:
-        UserError: a scheduler object sets it, too, or the optimizer has another parameter group since the last call.
+        UserError: a scheduler object sets it, too, or the optimizer has a parameter group that `require_all` did not see.
     """
     own, groups = vars(inner(optimizer)), optimizer.param_groups
-    if own.get("rates", found := [group["lr"] for group in groups]) != found or "initial_lr" in groups[0]:
+    found = [group["lr"] for group in groups]
+    is_new = len(groups) > own.get("groups_made", len(groups))
+    if is_new or own.get("rates_set", found) != found or "initial_lr" in groups[0]:
         raise UserError(  # most schedulers of torch.optim add initial_lr
             "a scheduler object sets the learning rate, or the optimizer has a new group: a resumed run would begin "
             "without either; give the rate to set_learning_rate, and all groups to make_optimizer (docs/own_models.md)"
         )
     for group in groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-    own.update(rate=learning_rate, rates=[group["lr"] for group in groups])
+    own.update(rate_set=learning_rate, rates_set=[group["lr"] for group in groups])
 
 
 def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

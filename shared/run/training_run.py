@@ -194,7 +194,6 @@ class TrainingRun(Generic[AnyConfig]):
         self.evaluate, self._best_by = evaluate, best_by
         self.lengths = lengths if lengths is None else np.asarray(lengths)
         self._tell(Hook.prepared, self)
-        require_all(inner(self.optimizer), accelerator.unwrap_model(model))  # the recipe may have added parameters
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         self.saver = self.strategy.saver(accelerator, self.config, plan)
         if self.checkpoint:
@@ -256,7 +255,7 @@ class TrainingRun(Generic[AnyConfig]):
         self.progress.step += 1
         self.progress.learning_rate = learning_rate
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
-            if vars(inner(self.optimizer)).get("rate") != learning_rate:
+            if vars(inner(self.optimizer)).get("rate_set") != learning_rate:
                 raise UserError(
                     f"the optimizer has a learning rate of {self.optimizer.param_groups[0]['lr']}, and run.end_step "
                     f"got {learning_rate}: call set_learning_rate with it at the start of each step"

@@ -147,16 +147,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         UserError: a scheduler object sets it, too, or the optimizer has a parameter group that `require_all` did not see.
     """
     own, groups = vars(inner(optimizer)), optimizer.param_groups
-    found = [group["lr"] for group in groups]
-    is_new = len(groups) > own.get("groups_made", len(groups))
-    if is_new or own.get("rates_set", found) != found or "initial_lr" in groups[0]:
+    of, rates = own.get("rates_set", (None, None))
+    changed = of is groups and rates != [group["lr"] for group in groups]  # `load_state_dict` makes another list
+    if changed or len(groups) > own.get("groups_made", len(groups)) or "initial_lr" in groups[0]:
         raise UserError(  # most schedulers of torch.optim add initial_lr
             "a scheduler object sets the learning rate, or the optimizer has a new group: a resumed run would begin "
             "without either; give the rate to set_learning_rate, and all groups to make_optimizer (docs/own_models.md)"
         )
     for group in groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-    own.update(rate_set=learning_rate, rates_set=[group["lr"] for group in groups])
+    own.update(rate_set=learning_rate, rates_set=(groups, [group["lr"] for group in groups]))
 
 
 def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -214,7 +214,7 @@ class TrainingRun(Generic[AnyConfig]):
     def steps(self) -> Iterator[int]:
         """The remaining steps, starting at the checkpoint's; fewer if the run stops early, none in a dry run.
 
-        An evaluation that a signal interrupted in an earlier start is made first.
+        An evaluation that failed or was interrupted by a signal in an earlier start is made first.
         """
         if self.config.dry_run:
             return
@@ -257,8 +257,8 @@ class TrainingRun(Generic[AnyConfig]):
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
             if vars(inner(self.optimizer)).get("rate_set") != learning_rate:
                 raise UserError(
-                    f"the optimizer has a learning rate of {self.optimizer.param_groups[0]['lr']}, and run.end_step "
-                    f"got {learning_rate}: call set_learning_rate with it at the start of each step"
+                    f"run.end_step got a learning rate of {learning_rate}, and set_learning_rate did not: call it with "
+                    "the same rate at the start of each step"
                 )
             self._write(self.monitor.read(float(grad_norm)) | {"learning_rate": learning_rate})
             self.monitor.refuse_skipped_updates(self.config.output_dir)
@@ -342,7 +342,7 @@ class TrainingRun(Generic[AnyConfig]):
                 self._tell(Hook.weights_are_read)
                 found = self.evaluate()
                 with about("evaluate must return numbers by their names, or {} after a signal"):
-                    scores = {name: float(value) for name, value in found.items()}
+                    scores = {str(name): float(value) for name, value in found.items()}
                 results, *others = collectives.gather(self.accelerator, scores)
             together = True
             if problem := self._best_by.missing(results) or differing_scores(self._best_by, results, others):

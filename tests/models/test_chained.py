@@ -57,6 +57,7 @@ def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dic
 
     resumed = copy.deepcopy(one)
     again = ChainedOptimizers(two_optimizers(resumed))
+    set_learning_rate(again, RATE)  # the state dict has another rate
     again.load_state_dict(copy.deepcopy(chained.state_dict()))
     for model, optimizer in ((one, chained), (resumed, again)):
         steps(model, optimizer, range(4, 6))

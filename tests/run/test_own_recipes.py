@@ -47,12 +47,8 @@ def write(folder, *changes):
 def train(monkeypatch, tmp_path):
     """A function that trains such a recipe in this process; `flags` end with further flags."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or Python runs the old recipe if the new one has its size
-
-    def call(changes, *flags):
-        short = ["--max_train_steps", 6, "--eval_steps", 3, "--logging_steps", 2]
-        return runs.train(runs.load(write(tmp_path, *changes)), tmp_path / "run", *short, *flags)
-
-    return call
+    short = "--max_train_steps", 6, "--eval_steps", 3, "--logging_steps", 2
+    return lambda changes, *flags: runs.train(runs.load(write(tmp_path, *changes)), tmp_path / "run", *short, *flags)
 
 
 RANDOM = (  # noise in the initial weights, when samples are collated, in the loss, and in each update
@@ -98,8 +94,8 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
         ((DUE, f"            {GROUP}[]}})\n{DUE}"), "or the optimizer has a new group: a resumed run"),
         ((START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"), "a scheduler object"),
         ((DUE, f"            {RATE} /= 2  # as ReduceLROnPlateau does\n{DUE}"), "a scheduler object"),
-        ((SET, f"            schedule = lambda _: {RATE}\n"), r"has a learning rate of 0\.01, and"),
-        ((SET, ""), r"has a learning rate of 0\.01, and"),
+        ((SET, f"            schedule = lambda _: {RATE}\n"), r"a learning rate of 0\.01, and set_learning_rate did not"),
+        ((SET, ""), r"a learning rate of 0\.0083\d+, and set_learning_rate did not"),
         (("num_samples=len(train)", "num_samples=len(validation)"), "the data set has 354 samples, and its plan 88"),
     ],
 )
@@ -119,7 +115,8 @@ def test_the_folder_of_another_run_is_not_continued_from_a_checkpoint_elsewhere(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (('"eval_r2"', '"R2"'), "^evaluate .* eval_loss, R2, but not eval_r2, only names that begin .* after step 3"),
+        (('"eval_r2"', '"eval_R2"'), "^evaluate returned eval_loss, eval_R2, but not eval_r2; .* after step 3"),
+        (('"eval_r2"', "2"), "^evaluate returned 2, but the names of scores begin with eval_; .* after step 3"),
         (('return {"eval_loss"', 'return {"eval_loss"} or {"eval_loss"'), "^evaluate must return numbers by their nam"),
         (("losses_of, (len", "lambda m, _, b: 2 * [m(b[0])], (len"), r"tions \[88, 1\] and losses \[88, 1\], not"),
         (("(len(validation),)", "(len(validation), 2)"), r"predictions \[88\] and losses \[88\], not \[88, 2\] and"),

@@ -115,7 +115,7 @@ def cut_into_pieces(file: Corpus, documents: pa.Table, room: int, special: int, 
         lengths = read_array(folder / "lengths.npy")
         np.save(folder / "facts.npy", [lengths.argmax() if len(lengths) else 0, lengths.sum(dtype=np.int64)])
 
-    key = key_digest(FORMAT, content, room, special, masking.probability, masking.counts(np.arange(999)).tolist())
+    key = key_digest(FORMAT, content, room, special, masking.counts(np.arange(1, room + 1)).tolist())
     return build_once(f"pieces-{key}", build)
 
 

@@ -85,13 +85,13 @@ def test_two_epochs_mask_different_tokens_and_as_many_as_are_counted(folder, mon
 
 
 def test_other_settings_have_other_pieces(folder, monkeypatch):
-    usual = (write(folder, [10, 20, 30], "a"), Corpus(folder, "a").documents("here"), 10, 2, MASKING)
+    usual = (write(folder, [10, 20, 30], "a"), Corpus(folder, "a").documents("here"), 1000, 2, MASKING)
     others = [(1, Corpus(folder, "b").documents("here")), (2, 11), (3, 3), (4, Masking(0.2, 1.0, 0.0, 1, np.arange(9)))]
     limits = DataOptions(max_train_samples=1, max_eval_samples=2)
     others += [(1, part) for part in (*hold_out(usual[1], 30, 0), *limited(usual[1:2] * 2, limits))]
     for arguments in (usual, *((*usual[:i], other, *usual[i + 1 :]) for i, other in others)):
         cut_into_pieces(*arguments)
-    monkeypatch.setattr(Masking, "counts", lambda _, sizes: sizes)
+    monkeypatch.setattr(Masking, "counts", lambda *given, usual=Masking.counts: usual(*given) + (given[1] > 999))
     cut_into_pieces(*usual)
     assert len([*cache_dir().glob("pieces-*/")]) == 2 + len(others)
 

@@ -22,10 +22,10 @@ class BestBy:
         return [*dict.fromkeys((self.name, *self.promised))]
 
     def missing(self, results: dict[str, float]) -> str:
-        """Which of the promised scores an evaluation lacks, as a sentence; "" if none, or if it was interrupted."""
+        """What is wrong with the names of the scores, as a sentence; "" if nothing, or if a signal interrupted them."""
+        if others := [name for name in results if not name.startswith("eval_")]:
+            return f"evaluate returned {', '.join(others)}, but the names of scores begin with eval_"
         absent = [name for name in self.names if name not in results]
-        if not all(name.startswith("eval_") for name in results):
-            absent.append("only names that begin with eval_")
         return f"evaluate returned {', '.join(results)}, but not {', '.join(absent)}" if results and absent else ""
 
     def improves(self, new: dict[str, float], best: dict[str, float]) -> bool:
@@ -51,7 +51,7 @@ class Progress:
     best_results: dict[str, float] = field(default_factory=dict)
     evaluations_since_best: int = 0
     evaluated_at_end: bool = False  # the last evaluation was made only because the run ended there
-    evaluation_owed: bool = False  # a signal interrupted the one after this step: it is made first when the run resumes
+    evaluation_owed: bool = False  # the one after this step was interrupted or failed: a resumed run makes it first
     run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
     model: str | None = None  # digest of the config in a local --model_name_or_path

@@ -49,6 +49,7 @@ def tables(tmp_path, image_type="struct", rows=10):
     images = [encoded(Image.new("RGB", (8, 8), (25 * i, 0, 0))) for i in range(rows)]
     column = [{"bytes": image, "path": None} for image in images] if image_type == "struct" else images
     labels = ["odd" if i % 2 else "even" for i in range(rows)]
-    columns = {"image": column, "label": labels, "row": range(rows), "several": [[image] for image in images]}
+    several = pa.array([[b"four"]] * rows, pa.list_(pa.binary(4)))
+    columns = {"image": column, "label": labels, "row": range(rows), "several": several}
     pyarrow.parquet.write_table(pa.table(columns), tmp_path / "images.parquet")
     return str(tmp_path / "images.parquet")

@@ -215,7 +215,7 @@ def images_of(table: pa.Table, image_column: str, labels: Labels, folder: Path |
         if content.null_count == len(content) and "path" in inside:
             content = pc.struct_field(column, "path")
     is_path = is_text(content.type) and folder is not None
-    if not is_path and not str(content.type).partition("[")[0].endswith("binary"):  # a fixed size is in brackets
+    if not is_path and ("binary" not in str(content.type) or content.type.num_fields):  # a list has a field
         raise UserError(
             f"--image_column_name {image_column}: {source_of(table)} holds {column.type} there, not images as bytes"
             f"{' or paths of files' * (folder is not None)}: write it with datasets' Image feature"

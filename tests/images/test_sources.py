@@ -91,7 +91,7 @@ def test_wrong_folders_and_flags_are_refused(tmp_path):
         ({"train_dir": good, "validation_dir": tmp_path / "other"}, "a class fox that the training images do not"),
         ({"train_file": parquet, "image_column_name": "photo"}, "--image_column_name photo"),
         ({"train_file": parquet, "image_column_name": "row"}, "holds int64 there, not images as bytes"),
-        ({"train_file": parquet, "image_column_name": "several"}, "binary> there, not images as bytes"),
+        ({"train_file": parquet, "image_column_name": "several"}, "binary[4]> there, not images as bytes"),
         ({"train_file": parquet, "label_column_name": "class"}, "--label_column_name class"),
     ):
         assert expected in runs.refusal(load_sources, config(**{name: str(value) for name, value in flags.items()}))

@@ -144,7 +144,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     """Set the learning rate of all parameter groups, multiplied by the `lr_scale` of a group that has one.
 
     Raises:
-        UserError: a scheduler object sets it, too, or the optimizer has a parameter group that `require_all` did not see.
+        UserError: a scheduler object sets it, too, or the optimizer got a parameter group after `require_all`.
     """
     own, groups = vars(inner(optimizer)), optimizer.param_groups
     of, rates = own.get("rates_set", (None, None))

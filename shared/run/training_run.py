@@ -188,7 +188,7 @@ class TrainingRun(Generic[AnyConfig]):
 
         Raises:
             UserError: the model does not fit the checkpoint or the memory, or the loss does not depend on all of its
-                parameters; or see `require_all`.
+                parameters.
         """
         plan, accelerator, model = self.plan, self.accelerator, self.model
         self.evaluate, self._best_by = evaluate, best_by

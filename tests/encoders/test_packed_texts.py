@@ -155,6 +155,7 @@ def test_a_model_that_sees_padding_gets_rows_of_one_length_with_a_message(auto, 
     assert multiple == (48 if sees else 1)
     assert ("because padding changes the output of a Fu" in message or "of a FNet" in message) == sees
     assert padding_of(model, "bf16")[0] == (48 if sees else 8)
+    assert padding_of(model, length=5, max_length=9)[0] == (9 if sees else 1)
     assert all(module.training for module in model.modules())
 
 

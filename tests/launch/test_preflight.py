@@ -136,7 +136,7 @@ def in_a_launch(accelerator, folder):
                 changed.setattr(agreement, "versions", lambda: versions)
             given = of_torch.default_store(), ExtraOptions(**settings[rank]), "cpu", 30
             errors[name] = runs.problem_of(agreement.compare_processes, *given)
-    data = mock.MagicMock(digest=lambda: str(rank))
+    data = mock.MagicMock(digest=lambda: str(rank), __len__=lambda _: 1)
     errors["data"] = runs.problem_of(refuse_changed_data, accelerator, Progress(), data)
     return errors
 

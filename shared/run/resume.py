@@ -180,7 +180,8 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
         if lacking := [name for name in ("__len__", "__getitem__", "lengths", "digest") if not hasattr(data, name)]:
             raise UserError(
                 f"load_data returned a {type(data).__name__} without {', '.join(lacking)}: give it the attributes of "
-                "InMemory in shared/plan/loading.py; store data that are read in sequence by save_to_disk first"
+                "InMemory in shared/plan/loading.py; store data that can only be read in sequence by "
+                "save_to_disk first, because a run on them could not be resumed exactly"
             )
         if not len(data):
             raise UserError(f"load_data returned a {type(data).__name__} without samples: add some")

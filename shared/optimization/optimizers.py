@@ -75,7 +75,7 @@ def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             f"make_optimizer: the learning rates of the groups ({listed(list(rates))}) would be lost, because the "
             "schedule sets that of each step: give a group its factor as lr_scale (docs/own_models.md)"
         )
-    vars(optimizer).update(groups_made=len(groups))  # for set_learning_rate
+    vars(optimizer)["groups_made"] = len(groups)  # for set_learning_rate
 
 
 def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
@@ -149,14 +149,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     own, groups = vars(inner(optimizer)), optimizer.param_groups
     of, rates = own.get("rates_set", (None, None))
     changed = of is groups and rates != [group["lr"] for group in groups]  # `load_state_dict` makes another list
-    if changed or len(groups) > own.get("groups_made", len(groups)) or "initial_lr" in groups[0]:
+    if changed or len(groups) > own.get("groups_made", len(groups)) or any("initial_lr" in group for group in groups):
         raise UserError(  # most schedulers of torch.optim add initial_lr
             "a scheduler object sets the learning rate, or the optimizer has a new group: a resumed run would begin "
             "without either; give the rate to set_learning_rate, and all groups to make_optimizer (docs/own_models.md)"
         )
     for group in groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-    own.update(rate_set=learning_rate, rates_set=(groups, [group["lr"] for group in groups]))
+    own["rates_set"] = groups, [group["lr"] for group in groups]
 
 
 def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

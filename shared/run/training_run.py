@@ -255,10 +255,12 @@ class TrainingRun(Generic[AnyConfig]):
         self.progress.step += 1
         self.progress.learning_rate = learning_rate
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
-            if vars(inner(self.optimizer)).get("rate_set") != learning_rate:
+            of_groups = [(group["lr"], group.get("lr_scale", 1.0)) for group in self.optimizer.param_groups]
+            is_set = "rates_set" in vars(inner(self.optimizer))
+            if not is_set or any(rate != learning_rate * scale for rate, scale in of_groups):
                 raise UserError(
-                    f"run.end_step got a learning rate of {learning_rate}, and set_learning_rate did not: call it with "
-                    "the same rate at the start of each step"
+                    f"run.end_step got a learning rate of {learning_rate}, and set_learning_rate did not set it: call "
+                    "it with the same rate at the start of each step, after any change of lr_scale"
                 )
             self._write(self.monitor.read(float(grad_norm)) | {"learning_rate": learning_rate})
             self.monitor.refuse_skipped_updates(self.config.output_dir)

@@ -62,6 +62,8 @@ def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dic
     for model, optimizer in ((one, chained), (resumed, again)):
         steps(model, optimizer, range(4, 6))
     assert torch.equal(parameters_to_vector(one.parameters()), parameters_to_vector(resumed.parameters()))
+    again.param_groups[1]["initial_lr"] = RATE  # as a scheduler of the second one leaves it
+    assert "a scheduler object sets the learning rate" in runs.refusal(set_learning_rate, again, RATE)
 
 
 def test_a_step_with_gradients_that_are_not_finite_is_skipped_by_all():

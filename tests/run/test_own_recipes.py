@@ -95,6 +95,7 @@ def test_a_model_of_ones_own_gives_the_same_run_on_one_process_and_on_two(change
         ((START, f"        torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)\n{START}"), "a scheduler object"),
         ((DUE, f"            {RATE} /= 2  # as ReduceLROnPlateau does\n{DUE}"), "a scheduler object"),
         ((SET, f"            schedule = lambda _: {RATE}\n"), r"rate of 0\.01, and set_learning_rate did not"),
+        ((SET, f"{SET}            optimizer.param_groups[0]['lr_scale'] = step\n"), "rate did not set it: call it"),
         ((SET, ""), r"rate of 0\.0083\d+, and set_learning_rate did not"),
         (("num_samples=len(train)", "num_samples=len(validation)"), "the data set has 354 samples, and its plan 88"),
     ],

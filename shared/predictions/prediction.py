@@ -78,11 +78,11 @@ class Prediction:
         """The outputs [n, all widths] of a model for a batch, in float32 and in the order of `outputs_of`.
 
         Raises:
-            UserError: `predict_batch` of the recipe gives another number of outputs.
+            UserError: `predict_batch` of the recipe gives outputs of other shapes.
         """
         each = self.predict_batch(model, micro_batch, batch)[: len(self.widths)]
         count = len(self.outputs_of(micro_batch.samples))
-        if [output.numel() for output in each] != [count * width for width in self.widths]:
+        if [(output.shape[:1], output.numel()) for output in each] != [((count,), count * w) for w in self.widths]:
             raise UserError(
                 f"predict_batch of the recipe gives {listed([[*output.shape] for output in each])} for a batch, not "
                 f"{listed([[count, width] for width in self.widths])} (docs/predictions.md)"

@@ -91,6 +91,7 @@ def test_bad_tables_and_recipes_that_cannot_predict_are_one_line(trained, rows, 
         (("def encode(", "def encoded("), "no function encode as predictions of this kind (table) need it"),
         (("(model: Any, _:", "(scale: Any, model: Any, _:"), "missing a required argument: 'batch'"),
         (("return predictions *", "return batch[0] *"), "gives [64, 10], [64] for a batch, not [64, 1], [64, 1]"),
+        (("return predictions *", "return predictions[None] *"), "gives [1, 64], [64] for a batch, not [64, 1]"),
         (("n InMemory(t", "n type('', (InMemory,), {'__getitem__': lambda *_: None})(t"), "py cannot become a batch"),
     ):
         (tmp_path / "changed.py").write_text(predicting().replace(*change))

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from families import batch, small
 
 from shared.augmentation import operations
 from shared.config.options import Options
 from shared.contrastive import retrieval
 from shared.contrastive.losses import RankingLoss, with_gradient
+from shared.encoders.text_models import compute_exact_angles
 from shared.processes import starting
 
 
@@ -42,7 +44,16 @@ def noting(seen, function):
 
 def resample(monkeypatch, seen):
     monkeypatch.setitem(operations.FILTERS, "bilinear", noting(seen, operations.FILTERS["bilinear"]))
+    monkeypatch.setattr(operations.F, "affine_grid", noting(seen, operations.F.affine_grid))
+    operations.affine(torch.zeros(1, 3, 2, 2), np.eye(2, 3)[None])
     operations.crop_and_resize(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), torch.tensor([[0.0, 0.0, 1.0, 1.0]]), 2)
+
+
+def rotate(monkeypatch, seen):
+    model = small("modernbert")
+    monkeypatch.setattr(model.model.rotary_emb, "forward", noting(seen, model.model.rotary_emb.forward))
+    compute_exact_angles(model)
+    model(**batch())
 
 
 def rank(monkeypatch, seen):
@@ -56,7 +67,7 @@ def compute_the_loss(monkeypatch, seen):
     with_gradient(RankingLoss(0.05), torch.eye(3).expand(2, 3, 3), torch.arange(6).view(2, 3))
 
 
-@pytest.mark.parametrize("compute", [resample, rank, compute_the_loss])
+@pytest.mark.parametrize("compute", [resample, rotate, rank, compute_the_loss])
 def test_exact_arithmetic_does_not_use_tf32(monkeypatch, compute):
     seen = []
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shared.augmentation import augmentation
 from shared.augmentation.augmentation import Augmentation, mixed_cross_entropy, per_channel
-from shared.augmentation.operations import crop_and_resize
 from shared.images import image_models
 
 
@@ -17,30 +17,25 @@ def with_compiled_loss(replace: Any, recipe: Any) -> None:
 
 
 def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
-    """Compile cropping and normalization together. Operations between the two would get normalized images.
+    """Compile cropping and normalization together, so the crop waits for the latter. Nothing can be between the two.
 
     The evaluation, which does not crop, stays as it is.
     """
-    normalize = Augmentation.normalize
+    normalize, crop = Augmentation.normalize, augmentation.crop_and_resize
 
     @torch.compile(dynamic=False)
-    def both(images: Tensor, boxes: Tensor, size: int, interpolation: str, mean: Tensor, std: Tensor) -> Tensor:
-        return crop_and_resize(images, boxes, size, interpolation).div(255).sub(mean).div(std)
+    def both(mean: Tensor, std: Tensor, *images_and_boxes: Any) -> Tensor:
+        return crop(*images_and_boxes).div(255).sub(mean).div(std)
 
-    def cut(how: Augmentation, images: Tensor, boxes: Tensor) -> Tensor:
-        mean, std = (per_channel(values, images.device) for values in (how.geometry.mean, how.geometry.std))
-        return both(images, boxes, how.geometry.size, how.geometry.interpolation, mean, std)
+    def normalize_crops(how: Augmentation, images: Any) -> Tensor:
+        if isinstance(images, Tensor):
+            return normalize(how, images)
+        mean, std = (per_channel(values, images[0].device) for values in (how.geometry.mean, how.geometry.std))
+        made, last = both(mean, std, *images), images[0].is_cuda and how.config.channels_last
+        return made.to(memory_format=torch.channels_last) if last else made
 
-    def to_format(how: Augmentation, images: Tensor) -> Tensor:
-        last = images.is_cuda and how.config.channels_last
-        return images.to(memory_format=torch.channels_last) if last else images
-
-    def evaluation(how: Augmentation, batch: dict[str, Tensor]) -> Tensor:
-        return normalize(how, batch["images"].permute(0, 3, 1, 2).float())
-
-    replace(Augmentation, "cut", cut)
-    replace(Augmentation, "normalize", to_format)
-    replace(Augmentation, "evaluation", evaluation)
+    replace(augmentation, "crop_and_resize", lambda *images_and_boxes: images_and_boxes)
+    replace(Augmentation, "normalize", normalize_crops)
 
 
 def with_whole_model_compiled(replace: Any, recipe: Any) -> None:
@@ -70,6 +65,7 @@ def with_cudnn_attention(replace: Any, recipe: Any) -> None:
             return main(config)
 
     replace(recipe, "main", main_with_cudnn)
+    replace(torch.backends.cuda, "enable_cudnn_sdp", lambda _: None)  # by which a run switches it off at its start
 
 
 def with_plain_optimizer(replace: Any, recipe: Any) -> None:

@@ -233,6 +233,7 @@ def inverse(name: str, signed: Numbers, size: int, space: Space) -> NDArray[np.f
     return found
 
 
+@without_tf32()  # `affine_grid` is a matrix product
 def affine(images: Tensor, matrices: NDArray[np.float64]) -> Tensor:
     """Sample the nearest pixel at the source given by `matrices` [rows, 2, 3]; 0 outside the image."""
     # torch's coordinates run from -1 to 1: x = (u + 1) * size / 2.

@@ -79,12 +79,11 @@ class Staging:
 
     def _copy_later(self, places: list[Tensor], tensors: list[Tensor], counts: list[int]) -> None:
         """Copy tensors whose writes were counted before."""
+        if self._stream:  # kept: to go back to GPU 0, where a thread begins, takes memory there for each process
+            torch.cuda.set_stream(self._stream)
+        copy_all(places, tensors)
         if self._stream:
-            with torch.cuda.stream(self._stream):
-                copy_all(places, tensors)
             self._stream.record_event(torch.cuda.Event(blocking=True)).synchronize()  # leaves the core to the training
-        else:
-            copy_all(places, tensors)
         if of_torch.write_counts(tensors) != counts:
             raise Changed("code other than an optimizer step changed parameters while they were being copied")
 

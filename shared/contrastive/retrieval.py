@@ -102,6 +102,6 @@ def figures(similarity: Tensor, pairs: Ints, temperature: float) -> Tensor:
     hits = relevant.gather(1, similarity.topk(depth, dim=1).indices).double()
     places = torch.arange(1, depth + 1, device=device, dtype=torch.float64)
     gains = 1 / (places + 1).log2()
-    ideal = gains.cumsum(0)[total.clamp(max=depth) - 1]
+    ideal = (gains * (places <= total[:, None])).sum(1)  # a GPU refuses `cumsum` of fractions with --deterministic
     reciprocal = (hits / places).max(1).values
     return torch.stack([loss, (hits * gains).sum(1) / ideal, hits.sum(1) / total, reciprocal], dim=1)

@@ -233,10 +233,10 @@ def flash_attention(
 ) -> Tensor:
     """FlashAttention; with a window, only of all tokens."""
     window = more.pop("sliding_window")
+    # Under autocast, rotary positions in float32 make query and key float32. `part[0]` would copy in the backward pass.
+    parts = (part.to(value.dtype).transpose(1, 2).flatten(0, 1) for part in (query, key, value))
     out = of_torch_models.flash_attention(
-        *(
-            part.transpose(1, 2).flatten(0, 1) for part in (query, key, value)
-        ),  # `part[0]` would copy in the backward pass
+        *parts,
         *(queries.ends, documents.ends, queries.longest, documents.longest),
         window=None if window is None else window - 1,
         **more,

@@ -53,6 +53,8 @@ def run(
             exit_with_error(UserError(f"the disk is full ({error}): free space and start again, to resume the run"))
         if ran_out(error):
             exit_with_error(UserError(advice_on_memory(config)))
+        if "not have a deterministic implementation" in str(error):
+            exit_with_error(UserError(f"--deterministic: {str(error).partition(',')[0]}: leave it out"))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it
             if peer.line and not ending.peers_that_ended(EXIT_USER_ERROR):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)

@@ -18,12 +18,14 @@ from benchmarks.harness import gpu_benchmarks, gpu_passes, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, PARTS
 from benchmarks.harness.kernels import kernels_per_step
 from shared.config import options
+from shared.processes.starting import set_backends
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One benchmark of each kind. The others differ in flags only, which a test below parses.
 KINDS = ("bert_base_checkpoints", "modernbert_base_real", "resnet50", "vit_cache", "fine_tuning", "fine_tuning_trainer")
 KINDS += ("embeddings", "bert_base_dense_head", "bare_loop_bert_base")
 ALIKE = ("fine_tuning_packed", "tagging", "tagging_trainer", "bert_base_plain_adamw", "trainer_modernbert_base")
+ALIKE += ("embeddings_sentence_transformers",)
 
 
 @pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.docs) for name in ALIKE)])
@@ -115,25 +117,30 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     assert len(others[2]["passes"]) == len(gpu_passes.TOY) > 2
 
 
-def test_operations_per_token_are_right_for_the_published_sizes():
-    """BERT-base at 512 with 15 % masked is 0.554 GFLOP per token, ModernBERT-base at 1,024 with 30 % 0.804."""
-    masked_share = {"bert": 0.15, "modernbert": 0.3}
-    for kind, expected, length, sizes in (
-        ("bert", 0.554e9, 512, (768, 12, 3072, 30522)),
-        ("modernbert", 0.804e9, 1024, (768, 22, 1152, 50368)),
-    ):
-        names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
-        config = SimpleNamespace(max_length=length, model_type=kind, model_name_or_path=None)
-        vars(config).update(zip(names, sizes, strict=True))
-        lengths = np.full(10, length)
-        train = type("Data", (SimpleNamespace,), {"__len__": lambda _: 10})(lengths=lengths)
-        train.masked = lengths * masked_share[kind]
-        found = run_gpu_benchmark.facts(kind, config, train, toy=False)
-        assert found["operations"] == pytest.approx(expected, rel=2e-3)
+@pytest.mark.parametrize(
+    ("kind", "expected", "length", "masked", "sizes"),
+    [
+        ("bert", 0.554e9, 512, 0.15, (768, 12, 3072, 30522)),
+        ("modernbert", 0.804e9, 1024, 0.3, (768, 22, 1152, 50368)),
+    ],
+)
+def test_operations_per_token_are_right_for_the_published_sizes(kind, expected, length, masked, sizes):
+    names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
+    config = SimpleNamespace(max_length=length, model_type=kind, model_name_or_path=None)
+    vars(config).update(zip(names, sizes, strict=True))
+    lengths = np.full(10, length)
+    train = type("Data", (SimpleNamespace,), {"__len__": lambda _: 10})(lengths=lengths, masked=lengths * masked)
+    assert run_gpu_benchmark.facts(kind, config, train, toy=False)["operations"] == pytest.approx(expected, rel=2e-3)
+
+
+def test_a_run_leaves_the_attention_of_cudnn_on_where_a_variant_measures_it(monkeypatch):
+    recipe = SimpleNamespace(main=lambda _: set_backends(False) or torch.backends.cuda.cudnn_sdp_enabled())
+    run_gpu_benchmark.CHANGES["cudnn_attention"](monkeypatch.setattr, recipe)
+    assert recipe.main(None)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_recipes_accept_the_flags_of_every_benchmark_at_full_size(name, tmp_path):
+def test_the_recipes_accept_the_flags_and_the_change_of_every_benchmark_at_full_size(name, tmp_path, monkeypatch):
     benchmark = BENCHMARKS[name]
     if benchmark.recipe == "passes" or benchmark.recipe in gpu_benchmarks.SCRIPTS:
         return
@@ -141,7 +148,8 @@ def test_the_recipes_accept_the_flags_of_every_benchmark_at_full_size(name, tmp_
     config = options.parse(recipe.Config, run_gpu_benchmark.command_line(benchmark, tmp_path, toy=False))
     assert config.max_train_steps == benchmark.steps
     assert ("bf16" in (config.mixed_precision, config.activation_dtype)) == (name != "bert_base_full_precision")
-    assert benchmark.change in ("", *run_gpu_benchmark.CHANGES)
+    if benchmark.change:
+        run_gpu_benchmark.CHANGES[benchmark.change](monkeypatch.setattr, recipe)
     assert benchmark.warmup % gpu_benchmarks.LOGGING_STEPS == 0 < benchmark.steps - benchmark.warmup
 
 

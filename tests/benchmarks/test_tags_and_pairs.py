@@ -1,10 +1,6 @@
-"""The benchmarks of token_classification.py and embeddings.py, and their peers; no test depends on a speed."""
+"""The data of the benchmark of token_classification.py, and of its peer."""
 
-import pytest
-
-from benchmarks import gpu
-from benchmarks.harness import launching, run_gpu_benchmark, tags_and_pairs
-from benchmarks.harness.gpu_benchmarks import BENCHMARKS
+from benchmarks.harness import launching, tags_and_pairs
 from recipes import token_classification
 from shared.config import options
 from shared.demo_data import tagged_functions
@@ -25,14 +21,3 @@ def test_trainer_gets_the_windows_of_the_recipe_with_a_label_at_the_first_token_
     ids = [tokenizer.encode(word, add_special_tokens=False)[0] for word in table["tokens"][0].as_py()]
     assert first == ids[: len(first)]
     assert max(len(row["input_ids"]) for row in rows) == 48
-
-
-@pytest.mark.docs  # importing sentence-transformers takes seconds
-def test_the_trainer_of_sentence_transformers_gives_the_rate_of_the_gpu_benchmark(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it
-    name = "embeddings_sentence_transformers"
-    run_gpu_benchmark.run(name, tmp_path / name, toy=True)
-    row = gpu.figures(BENCHMARKS[name], tmp_path / name)
-    assert row["rate"] > 0
-    assert (row["lines"], row["unit"]) == (3, "pairs")

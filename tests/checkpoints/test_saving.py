@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -265,15 +266,25 @@ def test_a_state_of_other_shapes_or_names_does_not_fit(files):
     memory.close()
 
 
-def test_a_run_on_the_cpu_does_not_use_the_gpu_of_its_machine(files, monkeypatch):
-    """A CUDA context would take GPU memory, and would fail on a GPU that another process uses exclusively."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in ("Stream", "cudart", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name} is called"))
-    memory = Staging(files)
-    lasting = {tensor.data_ptr() for tensor in files["model.safetensors"].values()}
-    memory.copy(files, lasting).result()
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_only_a_state_on_a_gpu_uses_it_in_a_stream_that_the_thread_keeps(files, monkeypatch, is_cuda):
+    """Otherwise a CUDA context would take memory of a GPU, and would fail if another process uses it exclusively.
+
+    A thread begins on GPU 0. If it went back there after each copy, each process would have a context there.
+    """
+    gpu, placed = Mock(), type("Placed", (torch.Tensor,), {"is_cuda": is_cuda})
+    gpu.cudart.return_value.cudaHostRegister.return_value = 0
+    for name in ("is_available", "cudart", "Stream", "current_stream", "set_stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    monkeypatch.setattr(staging, "copy_all", gpu.copy_all)
+    state = {"file": {name: tensor.as_subclass(placed) for name, tensor in files["model.safetensors"].items()}}
+    memory = Staging(state)
+    memory.copy(state, {state["file"]["weight"].data_ptr()}).result()
     memory.close()
+    found = ["cudart", "cudart().cudaHostRegister", "Stream", "copy_all", "current_stream", "Stream().wait_stream"]
+    found += ["set_stream", "copy_all", "Event", "Stream().record_event", "Stream().record_event().synchronize"]
+    found += ["cudart", "cudart().cudaHostUnregister"]
+    assert [name for name, *_ in gpu.mock_calls] == (found if is_cuda else ["copy_all", "copy_all"])
 
 
 def test_the_limits_of_the_groups_around_the_own_one_count(tmp_path, monkeypatch):

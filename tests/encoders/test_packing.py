@@ -171,21 +171,21 @@ def test_flash_attention_is_chosen_only_where_it_runs(monkeypatch, device, gener
 
 
 def test_flash_attention_gets_the_ends_of_documents_the_dropout_and_the_window(monkeypatch):
-    """The kernel runs only on GPUs; here a stand-in records its arguments."""
+    """Of one dtype, also after rotary positions in another. A stand-in records them: the kernel runs only on GPUs."""
     calls = []
 
-    def stand_in(q, k, v, ends, _, longest, __, dropout, causal, debug, *, scale, **window):
-        calls.append((q.shape, ends.tolist(), longest, dropout, causal, debug, scale, *window.values()))
+    def stand_in(q, k, v, ends, _, longest, __, *rest, scale, **window):
+        calls.append(({q.dtype, k.dtype, v.dtype}, q.shape, ends.tolist(), longest, *rest, scale, *window.values()))
         return (v,)
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stand_in)
-    value = torch.arange(24.0).view(1, 2, 4, 3)
+    value, rotated = (torch.arange(24, dtype=dtype).view(1, 2, 4, 3) for dtype in (torch.float32, torch.float64))
     ends = torch.tensor([0, 3, 4], dtype=torch.int32)
     given = {"documents": Documents(ends, 3), "scaling": 0.5, "dropout": 0.1}
     for window in (None, 9):
-        out, _ = attention.flash_attention(None, value, value, value, None, **given, sliding_window=window)
+        out, _ = attention.flash_attention(None, rotated, rotated, value, None, **given, sliding_window=window)
         assert torch.equal(out, value.transpose(1, 2))
-    same = (4, 2, 3), [0, 3, 4], 3, 0.1, False, False, 0.5
+    same = {torch.float32}, (4, 2, 3), [0, 3, 4], 3, 0.1, False, False, 0.5
     assert calls == [(*same, None, None), (*same, 8, 8)]
 
 

@@ -52,20 +52,6 @@ def test_our_masks_and_products_give_the_logits_of_transformers(kind, padded, mo
         assert (model(**inputs).logits.float() - expected).abs().max() < 0.05
 
 
-def test_rotary_angles_are_computed_without_tf32():
-    model, seen, of_products = tiny("modernbert"), [], torch.backends.cuda.matmul
-    rotary, forward = model.model.rotary_emb, model.model.rotary_emb.forward
-    rotary.forward = lambda *given: seen.append(of_products.allow_tf32) or forward(*given)
-    before, of_products.allow_tf32 = of_products.allow_tf32, True
-    try:
-        text_models.compute_exact_angles(model)
-        model(**batch(padded=False))
-        assert of_products.allow_tf32
-    finally:
-        of_products.allow_tf32 = before
-    assert {*seen} == {False}
-
-
 @pytest.mark.parametrize(("device", "precision"), [("cuda", "bf16"), ("cpu", "bf16"), ("cpu", "no")])
 def test_a_module_that_is_not_from_transformers_is_not_changed(device, precision):
     model = torch.nn.Linear(2, 2)

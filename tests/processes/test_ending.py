@@ -21,6 +21,7 @@ from shared.processes import ending, signals
 from shared.run import command
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
+IT_HAS_NO = "upsample_bicubic2d_backward does not have a deterministic implementation"
 
 
 class Left(BaseException):
@@ -113,6 +114,7 @@ def test_a_single_process_does_not_wait(leaving, monkeypatch, tmp_path):
         (Preempted(), 143, ""),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
         (Exception("No space left on device (os error 28)"), 2, "error: the disk is full"),  # of tokenizers
+        (RuntimeError(f"{IT_HAS_NO}, but you set"), 2, f"error: --deterministic: {IT_HAS_NO}: leave it out\n"),
     ],
 )
 def test_the_exit_code_and_one_line_tell_why_a_run_ended(leaving, monkeypatch, capsys, error, code, said):

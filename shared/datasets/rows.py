@@ -14,7 +14,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,6 @@ NUMBER = r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity)
 
 Blocks = Iterable[pa.Table]
 Reader = Callable[[Path, str], Blocks]  # reader(file, source): the rows of a file
-Chosen = Callable[[int, pa.Table], NDArray[np.bool_]]  # of the first row of a block in its table, and the block
 
 
 def named(table: pa.Table, source: str) -> pa.Table:
@@ -276,21 +275,21 @@ def of_content(table: pa.Table, content: str) -> pa.Table:
     return with_content(table, content) if table.nbytes > IN_MEMORY else table
 
 
-def filtered(table: pa.Table, kept: Chosen, *key: object) -> pa.Table:
-    """The rows for which `kept` is True, with their row numbers; memory-mapped if the table is.
+def filtered(table: pa.Table, choose: Callable[[], NDArray[np.bool_]], *key: object) -> pa.Table:
+    """The rows that `choose` chooses, with their row numbers; memory-mapped if the table is.
 
     Args:
         table: the rows.
-        kept: called with each block of the table.
+        choose: returns bool [rows]. It is not called for rows that are in the cache.
         key: identifies the selection, together with the content of the table.
     """
-    first = 0
+    chosen, first = cache(choose), 0
 
     def keep(block: pa.Table) -> pa.Table:
         nonlocal first
         first += block.num_rows
         # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
-        return block.filter(pa.array(kept(first - block.num_rows, block)))
+        return block.filter(pa.array(chosen()[first - block.num_rows : first]))
 
     selected = converted(table, keep, *key)
     schema = numbered(table.slice(0, 0)).schema  # types of columns may have been decided since the file was written

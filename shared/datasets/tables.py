@@ -16,7 +16,7 @@ from shared.compat import of_datasets
 from shared.datasets import readers, rows
 from shared.datasets.readers import find_files
 from shared.datasets.rows import content_of, decided, missing, named, reading_in, source_of, unlabeled
-from shared.datasets.splits import hash_limit, share_of_each
+from shared.datasets.splits import share_of_each, smallest
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions, places
@@ -107,15 +107,9 @@ def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.
         most, count = getattr(config, name), table.num_rows
         if most and most > count:
             say(f"--{name} {most}: there are only {count:,} rows, and all of them are used")
-        chosen = most and most < count and _smallest(count, most, *words)
-        found.append(rows.filtered(table, chosen, "chosen", most, words) if chosen else table)
+        choose = most and most < count and partial(smallest, count, most, *words)
+        found.append(rows.filtered(table, choose, "chosen", most, words) if choose else table)
     return found[0], found[1]
-
-
-def _smallest(count: int, most: int, *words: int) -> rows.Chosen:
-    """Chooses the `most` of `count` rows with the smallest hashes of (*words, row)."""
-    largest = cache(partial(hash_limit, count, most, *words))  # not needed for rows in the cache
-    return lambda first, block: hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest()
 
 
 def skip_incomplete(table: pa.Table, columns: Sequence[str], of_values: Sequence[str] = ()) -> pa.Table:
@@ -128,8 +122,9 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str], of_values: Sequence
     """
     there = {name: name in of_values for name in (*columns, *of_values) if name in table.column_names}
 
-    def complete(_: int, block: pa.Table) -> np.ndarray:
-        return ~np.any([missing(block, *column) for column in there.items()], axis=0)
+    def complete() -> np.ndarray:
+        gaps = ([missing(block, *column) for column in there.items()] for block in rows.blocks_of(table))
+        return ~np.concatenate([np.any(of_block, axis=0) for of_block in gaps])
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
     kept = rows.filtered(table, complete, "complete, also in lists and structs", there, readings) if there else table
@@ -225,19 +220,15 @@ def hold_out(
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
     if targets is None or (targets.ndim == 1 and targets.dtype.kind == "f"):
         most = min(max(1, round(count * percentage / 100)), count - 1)
-        chosen = _smallest(count, most, seed)
+        choose = cache(partial(smallest, count, most, seed))
         key: tuple[object, ...] = ("chosen", most, (seed,))
     else:
         each, file = " of each label", mapped_file(targets)
         assert file or not content_of(table), "the targets of a memory-mapped table are memory-mapped"
         key = ("share of each", file and file.parent.name, percentage, seed)
-        mask = cache(partial(_share_of_each, table, targets, percentage, seed))  # not needed for rows in the cache
-
-        def chosen(first: int, block: pa.Table) -> np.ndarray:
-            return mask()[first : first + block.num_rows]
-
-    held_out = rows.filtered(table, chosen, *key)
-    train = rows.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+        choose = cache(partial(_share_of_each, table, targets, percentage, seed))
+    held_out = rows.filtered(table, choose, *key)
+    train = rows.filtered(table, lambda: ~choose(), *key, "others")
     say(
         f"{source_of(table)} has no validation data: {held_out.num_rows:,} of its rows ({percentage} %{each}, chosen "
         f"by --seed {seed}) are held out"

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from large_data import traced
 
 from shared.augmentation.augmentation import RepeatingPlan
-from shared.datasets import splits
-from shared.datasets.splits import share_of_each
 from shared.errors import UserError
 from shared.plan import batches
 from shared.plan.batches import Plan
@@ -324,19 +322,6 @@ def test_a_known_longest_sample_is_checked_against_the_budget_and_none_is_search
     with pytest.raises(UserError, match="which has 64 tokens: raise it to 64 or more"):
         Plan(lengths=lengths, longest=1, padded=lambda lengths: lengths + 4, **sizes, max_tokens=63)
     Plan(lengths=lengths, **sizes)
-
-
-def test_rows_are_chosen_and_held_out_with_at_most_a_byte_for_each_of_them(tmp_path, monkeypatch):
-    count = 1 << 20
-    monkeypatch.setattr(splits, "BLOCK", 1 << 14)
-    monkeypatch.setattr(splits, "SORTED", 1 << 16)
-    targets = np.memmap(tmp_path / "targets", np.int64, "w+", shape=(count,))
-    targets[::3] = 1
-    with traced() as memory:
-        held_out = share_of_each(targets, 10, 0)
-        splits.hash_limit(count, count // 10, 0)
-    assert memory.peak < 6 << 20, "one int64 for each row takes 8 MiB"
-    assert held_out.sum() == pytest.approx(count / 10, abs=2)
 
 
 @given(*(st.integers(1, most) for most in (5, 40, 30, 3, 8, 99)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import label_cells, readers, rows, splits
+from shared.datasets import label_cells, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import decided
 from shared.datasets.tables import hold_out, read_file
@@ -66,8 +66,6 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
     """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB, until the first steps."""
     for module, name in ((readers, "BLOCK_BYTES"), (encoder, "BATCH_BYTES")):
         monkeypatch.setattr(module, name, 1 << 13)
-    for name in ("BLOCK", "SORTED"):
-        monkeypatch.setattr(splits, name, 1 << 7)
     tokenizer = train_tokenizer(pa.table({"text": ["one two"]}), ["text"], "wordpiece", 300, 16)
     tokenize(pa.table({"text": ["one two"]}), ["text"], tokenizer, 16)  # imports
 

@@ -41,8 +41,7 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     """The training texts, the validation texts and the tags, in the order of the pretrained model's outputs.
 
     Raises:
-        UserError: the data cannot be read, a text and its tags do not fit each other, or a tag of the validation texts
-            does not occur in training.
+        UserError: the data cannot be read, or a text and its tags do not fit each other.
     """
     columns = (config.text_column_name, config.label_column_name)
     embedded = "the embedded sources", tagged_functions.load
@@ -58,13 +57,6 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
             f"{source_of(train)} has tags of no scheme ({listed([*map(repr, tags.of_no_scheme)])}), so all tags are "
             "plain: each word whose tag is not O is an entity of its own"
         )
-    for table in (train, validation):
-        scheme, violations = tags.scheme(table)
-        if violations:
-            say(
-                f"{source_of(table)}: {violations:,} tags violate {scheme} (such as I- without B- before it); entities "
-                "are read by the rules of conlleval"
-            )
     return train, validation, tags
 
 

@@ -131,39 +131,14 @@ class Tags:
             numbers: [words] the tags of all texts, one after the other.
             begins: [words] whether a word is the first of its text.
         """
-        prefix, before, same_kind = self._neighbors(numbers, begins)
+        prefix, kind = self._prefixes[numbers], self._kinds[numbers]
+        before = np.where(begins, O, np.roll(prefix, 1))  # in the text
+        same_kind = ~begins & (kind == np.roll(kind, 1))
         inside = prefix != O
         starts = inside & (np.isin(prefix, (B, S)) | np.isin(before, (O, E, S)) | ~same_kind)
         ends = inside & np.append((starts | ~inside)[1:], True)
         first = np.flatnonzero(starts)
-        return Entities(first, np.flatnonzero(ends), self._kinds[numbers[first]])
-
-    def scheme(self, table: pa.Table) -> tuple[str, int]:
-        """The scheme of the tags of a table, and how many of them violate it."""
-        if self.of_no_scheme:
-            return "plain", 0
-        numbers, place = self.encode(table), 0
-        of_bioes = of_iob2 = not_iob1 = 0
-        for _, tags in batches_of_words(table[TAGS], range(table.num_rows)):
-            begins = begins_of(sizes_of(tags))
-            prefix, before, same_kind = self._neighbors(numbers[place : place + len(begins)], begins)
-            place += len(begins)
-            open_before = np.isin(before, (B, I)) & same_kind
-            without_begin = np.isin(prefix, (I, E)) & ~open_before
-            continued = np.append((np.isin(prefix, (I, E)) & open_before)[1:], False)
-            of_bioes += int((without_begin | (np.isin(prefix, (B, I)) & ~continued)).sum())
-            of_iob2 += int(without_begin.sum())
-            not_iob1 += int(((prefix == B) & ~open_before).sum())
-        if np.isin(self._prefixes, (E, S)).any():
-            return "BIOES", of_bioes
-        if of_iob2 and not not_iob1:
-            return "IOB1", 0  # B- only between two entities of the same kind
-        return "IOB2", of_iob2
-
-    def _neighbors(self, numbers: Ints, begins: NDArray[np.bool_]) -> tuple[NDArray, NDArray, NDArray]:
-        """[words] each: the prefix, that of the word before in the text (or O), and whether both have one kind."""
-        prefix, kind = self._prefixes[numbers], self._kinds[numbers]
-        return prefix, np.where(begins, O, np.roll(prefix, 1)), ~begins & (kind == np.roll(kind, 1))
+        return Entities(first, np.flatnonzero(ends), kind[first])
 
 
 def batches_of_words(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:

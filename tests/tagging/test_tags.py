@@ -83,21 +83,6 @@ def test_a_tag_that_training_lacks_is_refused_with_its_row(monkeypatch):
         Tags(("O", "B-X")).encode(table(["O"], ["O"], ["O"], ["B-X", "I-Z"]))
 
 
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ([["B-A", "I-A", "O", "B-A"]], ("IOB2", 0)),
-        ([["B-A", "I-A", "O"], ["I-A", "I-A"]], ("IOB2", 1)),  # a text begins with I-
-        ([["I-A", "I-A", "B-A", "I-A", "O", "I-B"]], ("IOB1", 0)),
-        ([["S-A", "B-A", "I-A", "E-A", "O"]], ("BIOES", 0)),
-        ([["S-A", "B-A", "O", "E-A", "B-A"], ["E-A"]], ("BIOES", 4)),
-        ([["A", "B", "O"]], ("plain", 0)),
-    ],
-)
-def test_the_scheme_and_the_number_of_its_violations(texts, expected):
-    assert Tags(tuple(sorted({tag for text in texts for tag in text}))).scheme(table(*texts)) == expected
-
-
 def test_tags_are_the_names_of_a_class_label_or_else_the_sorted_tags_that_occur():
     given = table(["B-B", "O"], ["I-A", "O"])
     assert Tags.of(given).names == ("B-B", "I-A", "O")

@@ -128,8 +128,6 @@ class Labels:
             )
         same_width = kind == "multi_label" and found.least == found.most > 1
         if same_width and delimiter is None and not classes and not is_text(type_) and min(marks_of(distinct)) >= 0:
-            if found.most == 2:
-                say(f"{source} has lists of two 0 or 1: read as 0 or 1 for each of two labels, not as label ids")
             names = tuple(map(str, range(found.most)))
             return cls(kind, (column,), names, names, vectors=True)
         if len(distinct) < 2:

@@ -13,12 +13,9 @@ from shared.cache.prepared import key_digest, text_once
 from shared.compat.of_datasets import class_names
 from shared.datasets.label_columns import FLAG
 from shared.datasets.readers import is_list
-from shared.datasets.rows import blocks_of, column_of, content_of, reading_in, refuse_missing, source_of
-from shared.errors import UserError
+from shared.datasets.rows import blocks_of, column_of, content_of, reading_in, refuse_missing
 
-TOO_MANY = "too many for classes: use another column, or --problem_type regression if the labels are numbers"
 FORMAT = 1  # part of the cache's names: increase it when the labels found in the same rows change
-MOST_DISTINCT = 1 << 20  # different labels of a table
 ZERO_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # for one label, in lower case
 
 
@@ -68,7 +65,7 @@ def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
     """The labels in a column. The first process of a machine reads a memory-mapped table, once.
 
     Raises:
-        UserError: a label is missing, or there are too many different ones.
+        UserError: a label is missing.
     """
 
     def find() -> str:
@@ -81,9 +78,6 @@ def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
             first[places[::-1]] = rows[::-1]  # of the rows with the same label, the one that is written last stays
             for text, row in zip(texts, first.tolist(), strict=True):
                 first_rows.setdefault(text, start + row)
-            if len(first_rows) > MOST_DISTINCT:
-                found = f"more than {MOST_DISTINCT:,} different values in {column}"
-                raise UserError(f"{source_of(table)} has {found}, {TOO_MANY}")
             sizes |= {*np.unique(np.bincount(rows, minlength=block.num_rows)).tolist()}
             start += block.num_rows
         return json.dumps([first_rows, min(sizes, default=0), max(sizes, default=0)])

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from shared.compat.of_datasets import class_names
-from shared.datasets.label_cells import TOO_MANY, cells_of, labels_in, marks_of
+from shared.datasets.label_cells import cells_of, labels_in, marks_of
 from shared.datasets.label_columns import (
     FLAG,
     array_of_blocks,
@@ -135,7 +135,10 @@ class Labels:
         if classes:
             return cls(kind, (column,), classes, tuple(map(str, range(len(classes)))), named=True)
         if kind == "classification" and len(distinct) > max(MAX_CLASSES, table.num_rows / 2):
-            raise UserError(f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, {TOO_MANY}")
+            raise UserError(
+                f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, too many for classes: "
+                "use another column, or --problem_type regression if the labels are numbers"
+            )
         shown: dict[str, str] = {}  # each as a reader sees it
         for name in distinct:
             if (other := shown.setdefault(normalize("NFC", name).strip(), name)) != name:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from table_files import in_both_ways, loaded
 
-from shared.datasets import label_cells, rows
+from shared.datasets import rows
 from shared.datasets.rows import content_of
 from shared.datasets.tables import read_file, read_parts, read_saved
 from shared.options.data_options import DataOptions
@@ -96,12 +96,6 @@ def test_a_large_table_has_the_splits_targets_and_errors_of_a_small_one(tmp_path
     assert small == large
     assert isinstance(small, str) is bool(error)
     assert not error or re.search(error, small)
-
-
-def test_too_many_different_labels_end_the_search(tmp_path, monkeypatch):
-    monkeypatch.setattr(label_cells, "MOST_DISTINCT", 50)
-    _, large = loaded(train_file=write(tmp_path / "a.csv", [f"a{i}" for i in range(ROWS)]))
-    assert "has more than 50 different values in label, too many for classes" in large
 
 
 def test_the_training_labels_decide_which_rows_of_the_validation_data_are_incomplete(tmp_path):

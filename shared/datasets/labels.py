@@ -89,25 +89,18 @@ class Labels:
         labels of its row, separated by the delimiter.
 
         Raises:
-            UserError: a column does not exist, its values do not fit `problem_type` or `delimiter`, a label is missing,
-                there are fewer than two classes, or each row has the same labels or number.
+            UserError: a column does not exist, its values do not fit `problem_type` or `delimiter`, a label of the only
+                column is missing, there are fewer than two classes, or each row has the same number.
         """
         columns = (column,) if isinstance(column, str) else tuple(column)
         _refuse_contradictions(columns, problem_type, delimiter)
         table, kind = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
-        if kind == "regression":
-            labels = cls(kind, columns)
-            refuse_equal(table, columns[0], labels.encode(table))  # which finds all errors
-        elif len(columns) > 1:
-            labels = cls(kind, columns, columns, columns)
-        else:
-            labels = cls.of_column(table, columns[0], kind, delimiter)
-        if kind == "multi_label" and table.num_rows > 1:
-            targets = chain.from_iterable(labels.target_blocks(table))
-            first = next(targets)
-            if all(np.array_equal(row, first) for row in targets):
-                names = " ".join(columns)
-                raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
+        if len(columns) > 1:
+            return cls(kind, columns, columns, columns)
+        if kind != "regression":
+            return cls.of_column(table, columns[0], kind, delimiter)
+        labels = cls(kind, columns)
+        refuse_equal(table, columns[0], labels.encode(table))  # which finds all errors
         return labels
 
     @classmethod

@@ -11,7 +11,6 @@ table is in memory.
 import bisect
 import hashlib
 import json
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
@@ -97,14 +96,11 @@ def column_of(table: pa.Table, name: str, flag: str) -> pa.ChunkedArray:
     """The column `name`, without dictionary encoding; of a CSV file, as text, unless `decided` gave it a type.
 
     Raises:
-        UserError: there is no such column; names `flag`, the existing columns, and one whose name differs only in case
-            or outer white space.
+        UserError: there is no such column; names `flag` and the existing columns.
     """
     if name not in table.column_names:
-        names = [found for found in table.column_names if found != ROW_COLUMN]
-        alike = [found for found in names if found.strip().casefold() == name.strip().casefold()]
-        hint = f": use {flag} {shlex.quote(alike[0])}" if alike else ""
-        raise UserError(f"{flag} {name}: {source_of(table)} has no such column (columns: {', '.join(names)}){hint}")
+        names = ", ".join(found for found in table.column_names if found != ROW_COLUMN)
+        raise UserError(f"{flag} {name}: {source_of(table)} has no such column (columns: {names})")
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,26 +19,13 @@ FORMAT = 1  # part of the cache's names: increase it when the labels found in th
 ZERO_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # for one label, in lower case
 
 
-class Cells(NamedTuple):
-    """The labels of some rows, one after the other."""
-
-    texts: list[str]  # the different labels
-    places: np.ndarray  # int64 [n], of each label in `texts`
-    rows: np.ndarray  # int64 [n], the row of each label, ascending
-
-
-class Found(NamedTuple):
-    """The labels of a table."""
-
-    first_rows: dict[str, int]  # the first row with each label, in order
-    least: int  # number of labels of a row
-    most: int
-
-
-def cells_of(block: pa.Table, column: str, delimiter: str | None = None) -> Cells:
-    """The labels of the rows of a block. UserError for a missing label.
+def cells_of(block: pa.Table, column: str, delimiter: str | None = None) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The different labels in the rows of a block; for each label [n] its place among them; its row, ascending.
 
     With a delimiter no label can be missing: a row with an empty text has no labels.
+
+    Raises:
+        UserError: a label is missing.
     """
     cells, rows = column_of(block, column, FLAG).combine_chunks(), np.arange(block.num_rows)
     if delimiter is not None:
@@ -51,7 +38,7 @@ def cells_of(block: pa.Table, column: str, delimiter: str | None = None) -> Cell
     texts, places = [*map(text_of, encoded.dictionary.to_pylist())], np.asarray(encoded.indices, np.int64)
     gaps = {"", "-1"} if class_names(block, column) else {""}  # on the Hub, -1 is a label that is not published
     refuse_missing(block, column, np.array([text.strip() in gaps for text in texts], bool)[places], rows)
-    return Cells(texts, places, rows)
+    return texts, places, rows
 
 
 def _split(cells: pa.Array, delimiter: str) -> pa.Array:
@@ -61,8 +48,10 @@ def _split(cells: pa.Array, delimiter: str) -> pa.Array:
     return pa.array([[*filter(None, labels)] for labels in parts], pa.list_(pa.string())).take(encoded.indices)
 
 
-def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
-    """The labels in a column. The first process of a machine reads a memory-mapped table, once.
+def labels_in(table: pa.Table, column: str, delimiter: str | None) -> tuple[dict[str, int], int, int]:
+    """The first row with each label of a column, in order; the least and the largest number of labels of a row.
+
+    The first process of a machine reads a memory-mapped table, once.
 
     Raises:
         UserError: a label is missing.
@@ -84,7 +73,8 @@ def labels_in(table: pa.Table, column: str, delimiter: str | None) -> Found:
 
     content = content_of(table)
     name = content and f"labels-{key_digest(FORMAT, content, column, reading_in(table, column), delimiter)}"
-    return Found(*json.loads(text_once(name, "labels.json", find)))
+    first_rows, least, most = json.loads(text_once(name, "labels.json", find))
+    return first_rows, least, most
 
 
 def text_of(cell: Any) -> str:

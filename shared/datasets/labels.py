@@ -106,22 +106,23 @@ class Labels:
     @classmethod
     def of_column(cls, table: pa.Table, column: str, kind: Kind, delimiter: str | None) -> "Labels":
         """Learn the labels of one column."""
-        source, found = f"{FLAG} {column}: {source_of(table)}", labels_in(table, column, delimiter)
+        source = f"{FLAG} {column}: {source_of(table)}"
+        first_rows, least, most = labels_in(table, column, delimiter)
         type_ = column_of(table.slice(0, 0), column, FLAG).type
         type_ = type_.value_type if is_list(type_) else type_
-        distinct, classes = [*found.first_rows], class_names(table, column)
+        distinct, classes = [*first_rows], class_names(table, column)
         if is_fraction(type_) and (others := [label for label in distinct if not re.match(INTEGER, label)]):
-            row = where(table, found.first_rows[others[0]])
+            row = where(table, first_rows[others[0]])
             fix = "write 0 or 1 for each label" if kind == "multi_label" else "use --problem_type regression"
             raise UserError(f"{row} has {others[0]} in {column}, which is not a class: {fix}")
-        if delimiter is not None and found.most < 2:
+        if delimiter is not None and most < 2:
             raise UserError(
                 f"--label_delimiter {delimiter} separates labels in no row of {source_of(table)} ({column}: "
                 f"{listed(distinct)}): use the text that separates two labels"
             )
-        same_width = kind == "multi_label" and found.least == found.most > 1
+        same_width = kind == "multi_label" and least == most > 1
         if same_width and delimiter is None and not classes and not is_text(type_) and min(marks_of(distinct)) >= 0:
-            names = tuple(map(str, range(found.most)))
+            names = tuple(map(str, range(most)))
             return cls(kind, (column,), names, names, vectors=True)
         if len(distinct) < 2:
             raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
@@ -167,7 +168,8 @@ class Labels:
         blocks = chain([table.slice(0, 0)], blocks_of(table))
         if self.vectors or len(self.columns) > 1:
             return map(self._marks, blocks)
-        ids = self._ids(table, self.columns[0], labels_in(table, self.columns[0], self.delimiter).first_rows)
+        first_rows, _, _ = labels_in(table, self.columns[0], self.delimiter)
+        ids = self._ids(table, self.columns[0], first_rows)
         return (self._known(block, ids) for block in blocks)
 
     def _known(self, block: pa.Table, ids: dict[str, int]) -> np.ndarray:
@@ -191,7 +193,7 @@ class Labels:
     def _marks(self, block: pa.Table) -> np.ndarray:
         """float32 [N, num_labels] of the 0 and 1 in vectors, or in several columns; UserError for a row with others."""
         cells = [cells_of(block, name) for name in self.columns]
-        rows = cells[0].rows
+        rows = cells[0][2]
         marks = np.stack([np.array(marks_of(texts), np.float32)[places] for texts, places, _ in cells], axis=1)
         wrong = np.bincount(rows, minlength=block.num_rows) != self.num_labels / len(cells)
         wrong[rows[(marks < 0).any(axis=1)]] = True

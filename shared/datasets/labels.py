@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from shared.compat.of_datasets import class_names
-from shared.datasets.label_cells import cells_of, labels_in, marks_of
 from shared.datasets.label_columns import (
     FLAG,
     array_of_blocks,
+    cells_of,
     is_fraction,
     is_number,
+    labels_in,
+    marks_of,
     names_of_ids,
     numbers_in,
     refuse_equal,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import label_cells, readers, rows
+from shared.datasets import label_columns, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import decided
 from shared.datasets.tables import hold_out, read_file
@@ -50,7 +50,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     assert arguments[1].name == "targets.npy", "a worker process gets the file of the targets"
     assert make(*arguments).targets.tolist() == first[0].targets.tolist()
     for module, name in (
-        *((rows, "_write"), (label_cells, "cells_of"), (rows, "reading_of")),
+        *((rows, "_write"), (label_columns, "cells_of"), (rows, "reading_of")),
         *((tokenized, "batches_of_texts"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))

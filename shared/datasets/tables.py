@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from shared.cache.prepared import key_digest, mapped_file
 from shared.compat import of_datasets
 from shared.datasets import readers, rows
 from shared.datasets.readers import find_files
 from shared.datasets.rows import content_of, decided, missing, named, reading_in, source_of, unlabeled
-from shared.datasets.splits import share_of_each, smallest
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions, places
@@ -108,6 +108,12 @@ def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.
         choose = most and most < count and partial(smallest, count, most, *words)
         found.append(rows.filtered(table, choose, "chosen", most, words) if choose else table)
     return found[0], found[1]
+
+
+def smallest(count: int, most: int, *words: int) -> NDArray[np.bool_]:
+    """bool [count], the `most` (at least 1) rows with the smallest hashes of (*words, row), which are unique."""
+    hashes = hash64(*words, np.arange(count, dtype=np.uint64))
+    return hashes <= np.partition(hashes, most - 1)[most - 1]
 
 
 def skip_incomplete(table: pa.Table, columns: Sequence[str], of_values: Sequence[str] = ()) -> pa.Table:
@@ -244,6 +250,35 @@ def _share_of_each(table: pa.Table, targets: np.ndarray, percentage: int, seed: 
             raise UserError(f"{problem}: use --validation_file, or add rows")
         mask[candidates[hash64(seed, candidates.astype(np.uint64)).argmin()]] = True
     return mask
+
+
+def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bool_]:
+    """bool [N], the rows to hold out: `percentage` of each label, rounded to a row; a function of the arguments only.
+
+    At least one row of each label stays in training. With several labels per row (targets [N, labels] of 0 and 1), the
+    share is that of each combination of labels.
+
+    With the rows sorted by label, and in each label by hash, these are the rows at which the rounded share grows.
+    """
+    several = targets.ndim > 1
+    rows, axis = (np.packbits(targets > 0, axis=1), 0) if several else (targets, None)
+    groups, first_rows, group_of = np.unique(rows, axis=axis, return_index=True, return_inverse=True)
+    places = np.arange(len(targets))
+    held_out = np.empty(len(targets), bool)
+    order = np.lexsort((hash64(seed, places.astype(np.uint64)), group_of))
+    held_out[order] = (places + 1) * percentage // 100 > places * percentage // 100
+    # If all rows with a label are held out, the first of them returns to training.
+    members = [np.flatnonzero(row) for row in np.unpackbits(groups, axis=1)] if several else groups[:, None]
+    labels_of = [labels.tolist() for labels in members]
+    kept = {label for group in np.unique(group_of[~held_out]) for label in labels_of[group]}
+    first: dict[int, int] = {}  # row with each label
+    for row, labels in sorted(zip(first_rows.tolist(), labels_of, strict=True), reverse=True):
+        first |= dict.fromkeys(labels, row)
+    for label in sorted({*first} - kept):
+        if label not in kept:
+            held_out[first[label]] = False
+            kept |= {*labels_of[group_of[first[label]]]}
+    return held_out
 
 
 def read_saved(path: str) -> dict[str, pa.Table]:

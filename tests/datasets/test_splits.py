@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from runs import refusal
 
 from shared.datasets.rows import named, where
-from shared.datasets.splits import share_of_each
-from shared.datasets.tables import hold_out
+from shared.datasets.tables import hold_out, share_of_each
 
 
 @given(rows=st.integers(2, 300), percentage=st.integers(1, 99), seed=st.integers(-5, 2**64))

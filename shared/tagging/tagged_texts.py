@@ -262,18 +262,13 @@ def _of_spans(
         for span in spans:
             start, end, label = map((span or {}).get, ("start", "end", "label"))
             label = names.get(label) if names else label
-            problem, first, last = "", 0, -1
-            if label in (None, "") or not (isinstance(start, int | float) and isinstance(end, int | float)):
-                problem = "lacks a number or its label"
-            elif not 0 <= start < end <= len(text):
-                problem = f"lies outside its text of {len(text):,} characters"
-            elif (first := bisect_right(ends, start)) > (last := bisect_left(begins, end) - 1):
-                problem = "contains no word"
-            elif {*tags[first : last + 1]} != {OUTSIDE}:
-                problem = "shares a word with another span"
-            if problem:
+            inside = isinstance(start, int | float) and isinstance(end, int | float) and 0 <= start < end <= len(text)
+            first, last = (bisect_right(ends, start), bisect_left(begins, end) - 1) if inside else (0, -1)
+            if label in (None, "") or {*tags[first : last + 1]} != {OUTSIDE}:
                 raise UserError(
-                    f"{where(table, row)} has a span in {label_column} that {problem} ({span!s:.80}): correct it"
+                    f"{where(table, row)} has a span in {label_column} that lacks a label, lies outside its text of "
+                    f"{len(text):,} characters, contains no word, or shares one with another span ({span!s:.80}): "
+                    "correct it"
                 )
             widened[row] += begins[first] < start or ends[last] > end
             tags[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]

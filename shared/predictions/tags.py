@@ -146,9 +146,9 @@ def tag_columns(tags: Tags, texts: pa.Array, predicted: Outputs, shares: Outputs
         return of_words
     words = [text[slice(*place)] for text, row in zip(texts.to_pylist(), places, strict=True) for place in row]
     spans = np.array([span for row in places for span in row], np.int64).reshape(-1, 2)
-    found = tags.entities(numbers, begins_of(np.diff(bounds)))
-    kinds = pa.array(tags.kinds_of_entities, pa.string()).take(pa.array(found.kind))
-    fields = {"start": spans[found.first, 0], "end": spans[found.last, 1], "label": kinds}
+    first, last, kind = tags.entities(numbers, begins_of(np.diff(bounds)))
+    kinds = pa.array(tags.kinds_of_entities, pa.string()).take(pa.array(kind))
+    fields = {"start": spans[first, 0], "end": spans[last, 1], "label": kinds}
     entities = pa.StructArray.from_arrays([*map(pa.array, fields.values())], names=[*fields])
-    ends = np.searchsorted(found.first, bounds).astype(np.int32)
+    ends = np.searchsorted(first, bounds).astype(np.int32)
     return {WORDS_OF_TEXT: lists(pa.array(words, pa.string())), **of_words, ENTITIES: lists(entities, ends)}

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +25,6 @@ BATCH_TEXTS = 1000
 BATCH_WORDS = 1 << 14  # in a batch, or one text; limits the memory of the tokenizer
 
 Ints = NDArray[np.int64]
-
-
-class Entities(NamedTuple):
-    """Entities in the order of their words: int64 arrays [entities]."""
-
-    first: Ints  # the first word of each
-    last: Ints  # its last word
-    kind: Ints  # the number of its kind
 
 
 @dataclass(frozen=True)
@@ -121,11 +112,11 @@ class Tags:
 
         return shared_array(numbers, np.int64)
 
-    def entities(self, numbers: Ints, begins: NDArray[np.bool_]) -> Entities:
-        """The entities that tags mark, by the rules of conlleval.
+    def entities(self, numbers: Ints, begins: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
+        """The first word, the last word and the number of the kind of each entity that tags mark: [entities] each.
 
-        These rules (Tjong Kim Sang and Buchholz, CoNLL-2000) read all schemes, and tags that violate their scheme: an
-        entity starts at B and S, after O, E and S, and where the kind changes.
+        The rules of conlleval (Tjong Kim Sang and Buchholz, CoNLL-2000) read all schemes, and tags that violate their
+        scheme: an entity starts at B and S, after O, E and S, and where the kind changes.
 
         Args:
             numbers: [words] the tags of all texts, one after the other.
@@ -138,7 +129,7 @@ class Tags:
         starts = inside & (np.isin(prefix, (B, S)) | np.isin(before, (O, E, S)) | ~same_kind)
         ends = inside & np.append((starts | ~inside)[1:], True)
         first = np.flatnonzero(starts)
-        return Entities(first, np.flatnonzero(ends), kind[first])
+        return first, np.flatnonzero(ends), kind[first]
 
 
 def batches_of_words(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:
@@ -169,11 +160,12 @@ def tagging_scores(tags: Tags, predicted: Ints, true: Ints, begins: NDArray[np.b
         predicted, true: [words] the tags of all texts, one after the other; -1 is a word outside any entity.
         begins: [words] whether a word is the first of its text.
     """
-    found, expected = (tags.entities(numbers, begins) for numbers in (predicted, true))
-    last, kind = np.full((2, len(true)), -1)  # of the true entity that begins at a word
-    last[expected.first], kind[expected.first] = expected.last, expected.kind
-    hits = int(((last[found.first] == found.last) & (kind[found.first] == found.kind)).sum())
-    precision, recall = hits / max(1, len(found.first)), hits / max(1, len(expected.first))
-    f1 = 2 * hits / max(1, len(found.first) + len(expected.first))
+    first, last, kind = tags.entities(predicted, begins)
+    true_first, true_last, true_kind = tags.entities(true, begins)
+    last_of, kind_of = np.full((2, len(true)), -1)  # of the true entity that begins at a word
+    last_of[true_first], kind_of[true_first] = true_last, true_kind
+    hits = int(((last_of[first] == last) & (kind_of[first] == kind)).sum())
+    precision, recall = hits / max(1, len(first)), hits / max(1, len(true_first))
+    f1 = 2 * hits / max(1, len(first) + len(true_first))
     accuracy = float((predicted == true).mean())
     return dict(zip(SCORES, (f1, precision, recall, accuracy), strict=True))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from shared.cache.prepared import build_once, key_digest, text_once
 from shared.compat import of_datasets
 from shared.datasets.readers import AS_WRITTEN, is_compressed, is_list, kind_of, opened
-from shared.errors import UserError, about, listed
+from shared.errors import UserError, about
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # for several files: [[number of the first row, source], ...] as JSON
@@ -333,8 +333,7 @@ def _write(
                 schema = schema or wider
                 writer = writer or stack.enter_context(pa.ipc.new_file(file, schema))
                 if wider == schema:  # otherwise, only the types are collected
-                    unlike = [f"{it.name} as {it.type}" for it in block.schema if it.type != schema.field(it.name).type]
-                    with about(f"{source} has {listed(unlike)}, and other rows have other types: save it with one"):
+                    with about(f"{source} has other types than other rows: save all with the same types"):
                         typed = pa.concat_tables([schema.empty_table(), block], promote_options="permissive")
                     writer.write_table(typed)
                 rows += block.num_rows

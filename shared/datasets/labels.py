@@ -96,24 +96,22 @@ class Labels:
         """
         columns = (column,) if isinstance(column, str) else tuple(column)
         _refuse_contradictions(columns, problem_type, delimiter)
-        table, kind = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
+        table, kind, cell = _decided(table, columns, problem_type and KINDS[problem_type], delimiter)
         if len(columns) > 1:
             return cls(kind, columns, columns, columns)
         if kind != "regression":
-            return cls.of_column(table, columns[0], kind, delimiter)
+            return cls.of_column(table, columns[0], kind, cell, delimiter)
         labels = cls(kind, columns)
         refuse_equal(table, columns[0], labels.encode(table))  # which finds all errors
         return labels
 
     @classmethod
-    def of_column(cls, table: pa.Table, column: str, kind: Kind, delimiter: str | None) -> "Labels":
-        """Learn the labels of one column."""
+    def of_column(cls, table: pa.Table, column: str, kind: Kind, cell: pa.DataType, delimiter: str | None) -> "Labels":
+        """Learn the labels of one column, whose cells, or the values in whose lists, have the type `cell`."""
         source = f"{FLAG} {column}: {source_of(table)}"
         first_rows, least, most = labels_in(table, column, delimiter)
-        type_ = column_of(table.slice(0, 0), column, FLAG).type
-        type_ = type_.value_type if is_list(type_) else type_
         distinct, classes = [*first_rows], class_names(table, column)
-        if is_fraction(type_) and (others := [label for label in distinct if not re.match(INTEGER, label)]):
+        if is_fraction(cell) and (others := [label for label in distinct if not re.match(INTEGER, label)]):
             row = where(table, first_rows[others[0]])
             raise UserError(
                 f"{row} has {others[0]} in {column}, which is not a class: use --problem_type regression, or write 0 "
@@ -125,7 +123,7 @@ class Labels:
                 f"{listed(distinct)}): use the text that separates two labels"
             )
         same_width = kind == "multi_label" and least == most > 1
-        if same_width and delimiter is None and not classes and not is_text(type_) and min(marks_of(distinct)) >= 0:
+        if same_width and delimiter is None and not classes and not is_text(cell) and min(marks_of(distinct)) >= 0:
             names = tuple(map(str, range(most)))
             return cls(kind, (column,), names, names, vectors=True)
         if len(distinct) < 2:
@@ -163,7 +161,7 @@ class Labels:
         """
         if self.kind == "regression":
             return numbers_in(table, self.columns[0])
-        table, _ = _decided(table, self.columns, self.kind, self.delimiter)
+        table, _, _ = _decided(table, self.columns, self.kind, self.delimiter)
         readings = [reading_in(table, name) for name in self.columns]
         return array_of_blocks(table, self.target_blocks(table), FORMAT, self.columns, repr(self), readings)
 
@@ -263,10 +261,10 @@ def _refuse_contradictions(columns: tuple[str, ...], problem_type: ProblemType |
 
 def _decided(
     table: pa.Table, columns: Sequence[str], wanted: Kind | None, delimiter: str | None
-) -> tuple[pa.Table, Kind]:
+) -> tuple[pa.Table, Kind, pa.DataType]:
     """The table with a decided type of the label column of a CSV file, and the kind of the labels: `wanted`, if given.
 
-    Several columns and texts with a delimiter stay undecided.
+    Several columns and texts with a delimiter stay undecided. The third value is the type of a label.
 
     Raises:
         UserError: a column does not exist or does not fit the kind, or see `decided`.
@@ -286,7 +284,7 @@ def _decided(
             raise UserError(
                 f"{found}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type and --label_delimiter"
             )
-    return table, "multi_label" if marks else kind
+    return table, "multi_label" if marks else kind, cell
 
 
 def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:

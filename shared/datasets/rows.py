@@ -243,10 +243,7 @@ def load_files(files: Sequence[Path], flag: str, source: str, read: Reader, how:
     """
     sources = [f"{flag} {file}" for file in files]
     source = source if len(files) > 1 else sources[0]
-    states = []
-    for file, name in zip(files, sources, strict=True):
-        with opened(file, name):
-            states.append(state_of(file))
+    states = [state_of(file, name) for file, name in zip(files, sources, strict=True)]
     key = FORMAT, sorted({kind_of(file) for file in files}), how
 
     def build(folder: Path) -> None:
@@ -354,9 +351,14 @@ def _write(
     return starts if wider == schema else _write(folder, read_all, sources, wider)
 
 
-def state_of(file: Path) -> tuple[str, int, int, int, int]:
-    """The path, inode, size and times of a file: st_ctime, too, because rsync -t and cp -p restore only st_mtime."""
-    status = file.stat()
+def state_of(file: Path, source: str) -> tuple[str, int, int, int, int]:
+    """The path, inode, size and times of a file: st_ctime, too, because rsync -t and cp -p restore only st_mtime.
+
+    Raises:
+        UserError: the file cannot be opened; the message begins with `source`.
+    """
+    with opened(file, source):
+        status = file.stat()
     return str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -325,6 +325,6 @@ def _to_table(dataset: Any, source: str) -> pa.Table:
         return named(dataset.features.arrow_schema.empty_table(), source)
     table = named(dataset.with_format("arrow")[:], source)
     # The digest is that of the files' states, because reading all bytes of a data set takes long.
-    states = [rows.state_of(Path(file["filename"])) for file in dataset.cache_files]
+    states = [rows.state_of(Path(file["filename"]), source) for file in dataset.cache_files]
     content = rows.FORMAT, states, str(dataset.features), str(dataset.split)
     return rows.of_content(table, key_digest(*content)) if states else table

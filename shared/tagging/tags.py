@@ -66,15 +66,6 @@ class Tags:
         """The sorted names of the kinds; for tags without kinds (B, I, O), one empty name."""
         return sorted({self._parts(name)[1] for name in self.names if name != OUTSIDE})
 
-    @cached_property
-    def _prefixes(self) -> NDArray[np.int8]:  # [tags + 1]; the last entry is that of -1
-        return np.array([*(self._parts(name)[0] for name in self.names), O], np.int8)
-
-    @cached_property
-    def _kinds(self) -> Ints:  # [tags + 1]
-        numbers = {name: number for number, name in enumerate(self.kinds_of_entities)}
-        return np.array([*(numbers.get(self._parts(name)[1], -1) for name in self.names), -1])
-
     def _parts(self, name: str) -> tuple[int, str]:
         """The prefix and the kind of a tag; a plain tag marks an entity of one word."""
         if name == OUTSIDE:
@@ -122,7 +113,10 @@ class Tags:
             numbers: [words] the tags of all texts, one after the other.
             begins: [words] whether a word is the first of its text.
         """
-        prefix, kind = self._prefixes[numbers], self._kinds[numbers]
+        number_of = {kind: number for number, kind in enumerate(self.kinds_of_entities)}
+        parts = [*map(self._parts, (*self.names, OUTSIDE))]  # the last ones are those of -1
+        prefix = np.array([prefix for prefix, _ in parts], np.int8)[numbers]
+        kind = np.array([number_of.get(kind, -1) for _, kind in parts])[numbers]
         before = np.where(begins, O, np.roll(prefix, 1))  # in the text
         same_kind = ~begins & (kind == np.roll(kind, 1))
         inside = prefix != O

@@ -113,10 +113,8 @@ class Labels:
         distinct, classes = [*first_rows], class_names(table, column)
         if is_fraction(cell) and (others := [label for label in distinct if not re.match(INTEGER, label)]):
             row = where(table, first_rows[others[0]])
-            raise UserError(
-                f"{row} has {others[0]} in {column}, which is not a class: use --problem_type regression, or write 0 "
-                "or 1 for each label"
-            )
+            fix = "write 0 or 1 for each label" if kind == "multi_label" else "use --problem_type regression"
+            raise UserError(f"{row} has {others[0]} in {column}, which is not a class: {fix}")
         if delimiter is not None and most < 2:
             raise UserError(
                 f"--label_delimiter {delimiter} separates labels in no row of {source_of(table)} ({column}: "
@@ -228,10 +226,8 @@ class Labels:
             if len(found) < len(texts):
                 found = by_number
                 meant = listed([f"{number} is {name}" for number, name in enumerate(classes or self.names)])
-                say(
-                    f"{source_of(table)}: only one of it and the training data has a ClassLabel: matched by number "
-                    f"({meant})"
-                )
+                with_names = source_of(table) if classes else "the training data"
+                say(f"{source_of(table)}: only {with_names} has names of labels: matched by number ({meant})")
             elif found != by_number:
                 raise UserError(
                     f"{FLAG} {column}: the numbers of {source_of(table)} can be names or numbers of classes, because "
@@ -281,9 +277,9 @@ def _decided(
         usual: Kind = "multi_label" if is_list(type_) else "regression" if is_fraction(cell) else "classification"
         kind = "classification" if marks else wanted or usual
         if is_list(type_) != (kind == "multi_label") or (kind == "regression" and not is_number(cell)):
-            raise UserError(
-                f"{found}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type and --label_delimiter"
-            )
+            if delimiter is not None:
+                raise UserError(f"{found}, but --label_delimiter splits texts: use --label_delimiter None")
+            raise UserError(f"{found}, but {kind} needs {NEEDS[kind]} for each row: see --problem_type")
     return table, "multi_label" if marks else kind, cell
 
 

@@ -45,16 +45,15 @@ def test_a_name_that_the_training_data_lacks_is_refused_for_any_number(training)
 
 
 def test_numbers_without_names_are_matched_to_the_names_of_the_other_part_with_a_message(capsys):
-    meant = "matched by number (0 is bad, 1 is so-so, 2 is good)"
-    said = f"v: only one of it and the training data has a ClassLabel: {meant}\n"
+    said = "has names of labels: matched by number (0 is bad, 1 is so-so, 2 is good)\n"
     labels = Labels.from_table(TRAINING["ClassLabel"](), "label")
     assert labels.encode(table_of([2, 0], source="v")).tolist() == [2, 0]
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == f"v: only the training data {said}"
     for others in ([2, -1], [2, 3]):
         assert refusal(labels.encode, table_of(others, source="v")).startswith("row 1 of v has a label in label that")
     labels = Labels.from_table(table_of([0, 1, 2]), "label")
     assert labels.encode(class_labels(table_of([2, 0], source="v"), NAMES)).tolist() == [2, 0]
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == f"v: only v {said}"
 
 
 def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit_and_numbers_without_names_always():

@@ -79,7 +79,7 @@ COLUMNS = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d"
     [
         (class_labels(table_of([0, 1, -1, -1]), ["no", "yes"]), (), f"row 3 of {FILE} has no label"),
         ([1.0, 0.37], (CLASSES,), f"row 2 of {FILE} has 0.37 in label, which is not a class: use --problem_type regre"),
-        ([[0.8, 0.2], [0, 1]], (), f"row 1 of {FILE} has 0.8 in label, which is not a class: use --problem_type regre"),
+        ([[0.8, 0.2], [0, 1]], (), f"row 1 of {FILE} has 0.8 in label, which is not a class: write 0 or 1 for each la"),
         *((values, (), f"{COLUMN}: {FILE} has fewer than two classes") for values in (["a", "a"], [3, 3], [True])),
         *((values, (), f"{COLUMN}: {FILE} has fewer than two") for values in ([["a"], ["a"]], [[], []])),
         ([0.5, 0.5], (), f"{COLUMN}: every row of {FILE} has 0.5: add other rows"),
@@ -95,7 +95,7 @@ COLUMNS = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d"
         (["a", "b"], (None, ","), f"--label_delimiter , separates labels in no row of {FILE} ("),
         (["a,a", "b"], (None, ","), f"row 1 of {FILE} has the label a twice"),
         (["a,b", "b"], (None, ""), f"{COLUMN} --label_delimiter '': use"),
-        ([["a"], ["b"]], (None, ","), f"{COLUMN}: {FILE} contains list<item: string>, but classification needs one"),
+        ([["a"], ["b"]], (None, ","), f"{COLUMN}: {FILE} contains list<item: string>, but --label_delimiter splits"),
         (COLUMNS, (None, ",", ["a", "b"]), "--label_column_name a b --label_delimiter ',': use"),
         (COLUMNS, ("regression", None, ["a", "b"]), "--label_column_name a b: use different columns"),
         (COLUMNS, (None, None, ["a", "a"]), "--label_column_name a a: use different columns"),

@@ -5,7 +5,6 @@ process writes the parts that it computes by itself. After a kill, the next star
 computes the others, on any number of processes. The name of a part has the digest of what it depends on.
 """
 
-import csv
 import hashlib
 import json
 import os
@@ -14,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import torch
 from tqdm import tqdm
@@ -229,23 +228,16 @@ def finish(request: Request, prediction: Prediction, parts: Parts, task: Record)
 @contextmanager
 def writer(file: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], object]]:
     """Open a CSV, JSON lines or Parquet file; gives a function that appends the rows of a table with this schema."""
-    if file.suffix == ".parquet":
-        with pyarrow.parquet.ParquetWriter(file, schema) as parquet:
-            yield parquet.write_table
-        return
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        if file.suffix == ".jsonl":
+    if file.suffix == ".jsonl":
+        with file.open("w", encoding="utf-8") as stream:
             yield lambda table: stream.writelines(
                 json.dumps(row, ensure_ascii=False, default=str) + "\n"
                 for row in with_shortest_numbers(table).to_pylist()
             )
-        else:
-            lines = SimpleNamespace(write=lambda line: stream.write(line.removesuffix("\r\n") + "\n"))
-            rows = csv.writer(lines, lineterminator="\r\n")  # Python quotes the characters of this end only
-            rows.writerow(schema.names)
-            yield lambda table: rows.writerows(
-                zip(*(column.cast(pa.large_string()).to_pylist() for column in table.columns), strict=True)
-            )
+    else:
+        kind = pyarrow.csv.CSVWriter if file.suffix == ".csv" else pyarrow.parquet.ParquetWriter
+        with kind(file, schema) as opened:
+            yield opened.write_table
 
 
 def with_shortest_numbers(table: pa.Table) -> pa.Table:

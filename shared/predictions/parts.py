@@ -41,7 +41,6 @@ from shared.processes.collectives import gather, on_main_process
 
 FLAG = "--predictions_file"
 MOST_PARTS = 256  # a kill loses at most one part of each process
-FACTS = {"model": "model", "recipe": "recipe", "input": "input", "bytes": "file"}  # of a record: what each is about
 Record = dict[str, Any]
 Parts = dict[Path, Sequence[MicroBatch]]  # the file of each part, which may not exist yet, and its forward passes
 
@@ -157,16 +156,12 @@ def begin_or_find(request: Request, prediction: Prediction) -> Record:
     record: Record = {}
     with suppress(OSError, ValueError):
         record = json.loads(request.record.read_text())
-    now, before = task | {"bytes": output.stat().st_size}, record.get("settings", {})
-    settings = [
-        f"--{name} was {options.shown(before.get(name))}, is {options.shown(value)}"
-        for name, value in task["settings"].items()
-        if before.get(name) != value
-    ]
-    facts = [f"the {what} has changed" for name, what in FACTS.items() if record.get(name) != now[name]]
-    if changed := settings or facts:  # settings decide what is read of the input
-        why = ", ".join(changed) if record else "there is no record of its predictions"
-        raise UserError(f"{FLAG} {output} exists with other content ({why}): remove it, or name another file")
+    now = task | {"bytes": output.stat().st_size}
+    if changed := [name for name, value in now.items() if record.get(name) != value]:
+        raise UserError(
+            f"{FLAG} {output} exists with other content ({request.record.name} differs in {', '.join(changed)}): "
+            "remove it, or name another file"
+        )
     shutil.rmtree(request.parts_folder, ignore_errors=True)  # a kill may have left parts of it
     return record
 

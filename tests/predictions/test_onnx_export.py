@@ -128,7 +128,7 @@ def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_
     labels = [[row["prediction"] for row in read_csv(path)] for path in (output, quantized)]
     assert np.mean([a == b for a, b in zip(*labels, strict=True)]) >= 0.9
     flags = ["--runtime", "onnx", "--predictions_file", output]
-    assert "--runtime was None, is onnx" in refusal(predict_file, run, texts[3], *flags)
+    assert "differs in model, input, settings)" in refusal(predict_file, run, texts[3], *flags)
     assert "exists: remove it" in refusal(export_model, run)
 
 

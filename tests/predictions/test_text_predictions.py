@@ -81,11 +81,11 @@ def test_a_finished_prediction_is_not_computed_again(alone, texts, tmp_path, mon
     assert predict_file(alone, texts[3], "--predictions_file", output) == scores
     assert not (tmp_path / "out.csv.parts").exists()
     assert "holds these predictions already" in capsys.readouterr().out
-    assert "has changed" in refusal(predict_file, alone, texts[1], "--predictions_file", output)
+    assert "differs in input)" in refusal(predict_file, alone, texts[1], "--predictions_file", output)
     flags = ["--predictions_file", output, "--max_length", 20]
-    assert "--max_length was 48, is 20" in refusal(predict_file, alone, texts[3], *flags)
+    assert "differs in input, settings)" in refusal(predict_file, alone, texts[3], *flags)
     output.write_text("mine")
-    assert "the file has changed" in refusal(predict_file, alone, texts[3], "--predictions_file", output)
+    assert "differs in bytes)" in refusal(predict_file, alone, texts[3], "--predictions_file", output)
     assert output.read_text() == "mine"
 
 

@@ -68,7 +68,7 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str], csv_delimi
             raise UserError(f"{flag} {path} and {same} are the same data: name each file once")
     found = sorted(by_content.values(), key=str)
     separated = {".csv", ".tsv"} if ".csv" in kinds else set()  # a .tsv file of tagged words is one of CoNLL
-    added = flag in ("--validation_file", "--corpus_file")  # the delimiter is that of --train_file
+    added = flag in ("--validation_file", "--corpus_file", "FILE")  # the delimiter is that of --train_file
     if csv_delimiter is not None and not added and separated.isdisjoint(map(kind_of, found)):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {found[0]}: remove it")
     return found

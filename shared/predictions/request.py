@@ -188,8 +188,6 @@ def parse_request(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) ->
     known = {field.name for field in dataclasses.fields(config_class)}
     kind, possible = next(KINDS[name] for name in KINDS if name in known)
     values = kept_settings(recipe.Config, stored, file is None or is_own or kind == "table", is_own)
-    if file is not None and kind_of(Path(file)) not in (".csv", ".tsv"):
-        values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
     if kind != "table" and "label_column_name" not in known:
         raise UserError(f"{recipe.__file__} reads {kind}, and its Config has no label_column_name: add this setting")
     values |= settings_of_model(kind, model, {**values, **given}) | given

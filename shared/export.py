@@ -13,10 +13,12 @@ compute the same, nothing is written.
 """
 
 import dataclasses
+import logging
 import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,4 +207,6 @@ def add_to_card(card: Path, section: str) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.ERROR)  # exporters print much about their own work; their errors are exceptions
+    warnings.simplefilter("ignore")
     run_work(lambda: export(parse_export(sys.argv[1:])))

@@ -4,10 +4,6 @@ The file computes any number of rows and, for texts, any length. `OnnxModel` is 
 """
 
 import importlib
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -99,21 +95,20 @@ def to_onnx(model: nn.Module, inputs: dict[str, Tensor], pooling: Pooling | None
     two_rows = tuple(torch.cat((tensor, tensor))[:2] for tensor in inputs.values())  # the exporter takes 1 as fixed
     shapes = tuple({0: BATCH} if tensor.is_floating_point() else {0: BATCH, 1: LENGTH} for tensor in two_rows)
     try:
-        with quiet():
-            program = torch.onnx.export(
-                graph,
-                two_rows,
-                input_names=graph.names,
-                output_names=["logits" if pooling is None else "sentence_embedding"],
-                opset_version=OPSET,
-                optimize=False,  # it would also fuse rotary embeddings into an operator that rejects several rows
-                dynamic_shapes=(shapes,),
-                dynamo=True,
-                verbose=False,
-            )
-            assert program is not None
-            program.model = require("onnxscript.optimizer").optimize(program.model)
-            return program
+        program = torch.onnx.export(
+            graph,
+            two_rows,
+            input_names=graph.names,
+            output_names=["logits" if pooling is None else "sentence_embedding"],
+            opset_version=OPSET,
+            optimize=False,  # it would also fuse rotary embeddings into an operator that rejects several rows
+            dynamic_shapes=(shapes,),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        program.model = require("onnxscript.optimizer").optimize(program.model)
+        return program
     except torch.onnx.OnnxExporterError as error:
         kind, reason = type(model).__name__, first_line(error.__cause__ or error)
         raise UserError(f"ONNX cannot express a {kind} ({reason}): nothing was written; use PyTorch") from error
@@ -131,7 +126,7 @@ def write_int8(program: Any, file: Path) -> None:
     quantization = require("onnxruntime.quantization")
     proto = program.model_proto
     del proto.graph.value_info[:]  # the exporter keeps the shapes of weights that it has transposed
-    with quiet(), about("--int8"):
+    with about("--int8"):
         quantization.quantize_dynamic(
             proto,
             file,
@@ -140,14 +135,3 @@ def write_int8(program: Any, file: Path) -> None:
             reduce_range=True,
             weight_type=quantization.QuantType.QInt8,
         )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence what exporters print about their own work; their errors are exceptions."""
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

@@ -42,11 +42,9 @@ class OnnxModel(nn.Module):
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.file, onnxruntime = file, require("onnxruntime")
-        if not file.is_file():
-            raise UserError(f"{file} does not exist: python -m shared.export writes it")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        with about(str(file)):
+        with about(f"{file} (python -m shared.export writes it)"):
             self.session = onnxruntime.InferenceSession(
                 file, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOW
             )

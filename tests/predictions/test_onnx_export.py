@@ -158,7 +158,7 @@ def test_a_file_that_computes_something_else_or_cannot_be_computed_is_not_writte
 def test_what_is_missing_is_named(alone, texts, tmp_path, monkeypatch):
     run = shutil.copytree(alone, tmp_path / "run")
     message = refusal(predict_file, run, texts[3], "--runtime", "onnx")
-    assert "model.onnx does not exist: python -m shared.export writes it" in message
+    assert "model.onnx (python -m shared.export writes it): [ONNXRuntimeError] : 3 : NO_SUCHFILE : Load" in message
     assert refusal(export_model, run, "--torch_compile").startswith("--torch_compile has no effect")
     assert "at most one file, then the flags: OUTPUT_DIR [FILE]" in refusal(export_model)
     assert "give a FILE" in refusal(export_model, shutil.copytree(run / "model", tmp_path / "bare"))

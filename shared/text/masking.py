@@ -6,11 +6,11 @@ masked together.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import decoders
 
 from shared.errors import UserError
 from shared.plan.draws import hash64
@@ -117,24 +117,11 @@ def _continues_word(vocabulary: dict[str, int]) -> NDArray[np.bool_]:
     if mark == "##":
         found[[vocabulary[name] for name in names if name.startswith("##") and len(name) > 2]] = True
     else:
-        breaks = (mark, "Ċ", "ĉ")  # space, line feed and tab in byte-level BPE
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        symbols = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
-        first = partial(_first_of_bytes, symbols) if mark == "Ġ" else lambda name: name[:1]
-        found[[i for name, i in vocabulary.items() if not name.startswith(breaks) and first(name).isalnum()]] = True
+        texts = {name: name for name in names if name and not name.startswith((mark, "Ċ", "ĉ"))}  # line feed, tab
+        if mark == "Ġ":
+            # Byte-level BPE (Radford et al., "GPT-2") writes bytes as symbols, and a token may begin or end inside a
+            # character: "ĢĢĢ" completes its last one, and the rest of another one counts as a letter.
+            decoder = decoders.ByteLevel()
+            texts = {name: decoder.decode([name + "ĢĢĢ"]).replace("\N{REPLACEMENT CHARACTER}", "a") for name in texts}
+        found[[vocabulary[name] for name, text in texts.items() if text[0].isalnum()]] = True
     return found
-
-
-def _first_of_bytes(symbols: dict[str, int], name: str) -> str:
-    """The first character of a token of byte-level BPE (Radford et al., "GPT-2"), which writes bytes as symbols.
-
-    A token may begin or end inside a character. If it begins inside one, it continues the previous token, so a letter
-    is returned. If it ends inside its first character, the first character with this beginning is returned.
-    """
-    begun = bytes(symbols.get(symbol, 0) for symbol in name[:4])
-    if begun and 0x80 <= begun[0] < 0xC0:
-        return "a"
-    ends = (b"\x80\x80\x80", b"\x90\x80\x80", b"\xa0\x80\x80")  # smallest continuations; the first byte decides
-    possible = [(begun + end).decode(errors="replace")[0] for end in ends] if begun else []
-    return next((character for character in possible if character != "\N{REPLACEMENT CHARACTER}"), "")

@@ -34,7 +34,13 @@ def load_tokenizer(name: str, revision: str | None = None, flag: str = FLAG) -> 
             "the tokenizer that the model was trained with"
         )
     if tokenizer.pad_token_id is None:
-        pad_with_another(tokenizer, name, revision)
+        if tokenizer.eos_token is None:
+            raise UserError(
+                f"{flag} {name}: its tokenizer has neither a padding nor an end-of-sequence token: set "
+                "tokenizer.pad_token and save the tokenizer again"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+        say(f"{flag} {name}: its tokenizer has no padding token; {tokenizer.pad_token} is used, here and in the export")
     return tokenizer
 
 
@@ -43,29 +49,6 @@ def ordinary_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     others = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     vocabulary = tokenizer.get_vocab()
     return sorted({i for token, i in vocabulary.items() if token not in SPACE_MARKS} - others)
-
-
-def pad_with_another(tokenizer: "PreTrainedTokenizerBase", name: str, revision: str | None) -> None:
-    """Set a tokenizer's missing padding token to that of the model's config, or to the end-of-sequence token.
-
-    Raises:
-        UserError: both are missing.
-    """
-    config = load_pretrained("AutoConfig", name, revision).get_text_config()
-    of_model = getattr(config, "pad_token_id", None)
-    token = None
-    if of_model is not None and 0 <= of_model < len(tokenizer):
-        token = str(tokenizer.convert_ids_to_tokens(of_model))
-        if of_model not in tokenizer.all_special_ids and "pad" not in token.lower():
-            token = None  # an ordinary word: the id is the default of the config's class
-    token = token or tokenizer.eos_token
-    if token is None:
-        raise UserError(
-            f"{FLAG} {name}: its tokenizer has neither a padding nor an end-of-sequence token: set "
-            "tokenizer.pad_token and save the tokenizer again"
-        )
-    tokenizer.pad_token = token
-    say(f"{FLAG} {name}: its tokenizer has no padding token; {token} is used, here and in the exported model")
 
 
 def share_padding(tokenizer: "PreTrainedTokenizerBase", model: Any) -> None:

@@ -1,6 +1,5 @@
 """Errors for pretrained tokenizers without words, without the words of the texts, or without a padding token."""
 
-import json
 import shutil
 
 import pytest
@@ -157,16 +156,6 @@ def test_a_config_without_a_padding_token_takes_that_of_the_tokenizer(ending, tm
     assert "the model's config has no padding token; ! is used" in capsys.readouterr().err
     config = AutoConfig.from_pretrained(tmp_path / "run/model")
     assert config.pad_token_id == AutoTokenizer.from_pretrained(tmp_path / "run/model").convert_tokens_to_ids("!")
-
-
-def test_a_bert_whose_tokenizer_lost_its_padding_token_gets_its_own_back(alone, tmp_path, capsys):
-    folder = shutil.copytree(alone / "model", tmp_path / "model")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    del settings["pad_token"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = load_tokenizer(str(folder))
-    assert tokenizer.pad_token == "[PAD]"
-    assert "[PAD] is used" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_padding_and_end_tokens_is_refused(ending, tmp_path):

@@ -18,7 +18,7 @@ from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.pretrained.from_pretrained import FrozenModel, load_pretrained
+from shared.pretrained.from_pretrained import load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -59,7 +59,8 @@ def main(config: Config) -> dict[str, float]:
         check_max_length(config.max_length, student.config)
         model: Any = adapt_to_device(accelerator, config, student)
         flag = "--teacher_name_or_path"  # named by errors
-        teacher = FrozenModel(accelerator, load_pretrained(AUTO_CLASS, config.teacher_name_or_path, flag=flag))
+        teacher = load_pretrained(AUTO_CLASS, config.teacher_name_or_path, flag=flag).to(accelerator.device)
+        teacher.eval().requires_grad_(False)
         collate, _ = pad_rows(model, train, tokenizer, config)
         plan = Plan.of_run(config, accelerator, lengths=train.lengths, padded=collate.padded_lengths)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -74,7 +75,8 @@ def main(config: Config) -> dict[str, float]:
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
             targets = batch.pop("labels")
             logits = model(**batch).logits
-            wanted = teacher(**batch).logits.float().softmax(1)
+            with torch.no_grad(), accelerator.autocast():
+                wanted = teacher(**batch).logits.float().softmax(1)
             parts["labels"] = F.cross_entropy(logits, targets, reduction="sum") / micro_batch.normalizer
             parts["teacher"] = F.cross_entropy(logits, wanted, reduction="sum") / micro_batch.normalizer
             return parts["labels"] + parts["teacher"]

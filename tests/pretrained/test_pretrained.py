@@ -9,9 +9,7 @@ import families
 import pytest
 import runs
 import torch
-from accelerate import Accelerator
 from safetensors.torch import save_file
-from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from shared.pretrained import from_pretrained
@@ -137,17 +135,6 @@ def test_the_last_layer_is_found(family, last, labels):
 
 
 # A second model, which is frozen
-
-
-def test_a_frozen_model_in_another_one_is_neither_trained_nor_saved():
-    student = nn.Linear(3, 2)
-    student.teacher = from_pretrained.FrozenModel(Accelerator(cpu=True), nn.Sequential(nn.Linear(3, 3), nn.Dropout()))
-    student.train()
-    assert student.state_dict().keys() == {"weight", "bias"}
-    rows = torch.ones(2, 3, requires_grad=True)
-    first, second = student.teacher(rows), student.teacher(rows)
-    assert torch.equal(first, second), "dropout is off"
-    assert not first.requires_grad
 
 
 def test_a_wrong_path_is_reported_under_the_flag_that_gives_it():

@@ -33,7 +33,6 @@ from shared.config import options
 from shared.disk import is_url
 from shared.errors import UserError, count_of, say
 from shared.images.images import Images
-from shared.processes import ending
 from shared.run.recipes import load_recipe, run_work
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus
@@ -83,8 +82,6 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
     if not recipe.is_file():
         raise UserError(f"{recipe} is not a file: give the path of a recipe")
     began = time.monotonic()
-    alone_on_a_core = ending.local_processes() >= len(os.sched_getaffinity(0))
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if alone_on_a_core else "true")
     module = load_recipe(recipe)
     config = options.parse(module.Config, flags)
     try:

@@ -1,6 +1,5 @@
 """Loading pretrained tokenizers, and checking that they have a vocabulary, know the texts and can pad."""
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError, say
@@ -11,7 +10,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a data set: with more unknown tokens, a warning is printed
-THREADS_OFF = ("", "off", "false", "f", "no", "n", "0")  # values of TOKENIZERS_PARALLELISM, as the library reads it
 SPACE_MARKS = {"▁", "Ġ", "##"}
 # Models that count positions from the padding id + 1 and never use the position embeddings below it.
 OFFSET_POSITIONS = (
@@ -98,8 +96,3 @@ def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[in
         if bare and whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
     raise UserError(f"{type(tokenizer).__name__} does not put its special tokens around a text: use another model")
-
-
-def threads_off() -> bool:
-    """Whether TOKENIZERS_PARALLELISM turns the threads of the tokenizers library off."""
-    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() in THREADS_OFF

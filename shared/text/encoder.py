@@ -19,7 +19,7 @@ from shared.cache.division import cores_of_process, parts_by_size
 from shared.cache.prepared import key_digest
 from shared.datasets.rows import blocks_of, column_of, content_of, is_text, missing, refuse_missing, source_of
 from shared.errors import UserError
-from shared.pretrained.tokenizers import threads_off, unknown_token
+from shared.pretrained.tokenizers import unknown_token
 from shared.processes.ending import local_processes
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Encoder:
                 content = b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
         settings = FORMAT, tokenizers.__version__, max_length, as_text, self.with_types, self.unknown
         self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content + prompt.encode()
-        self.threads = min(2, cores_of_process()) if self.fast and not threads_off() else 1  # one of them converts
+        self.threads = min(2, cores_of_process()) if self.fast else 1  # one of them converts
         if local_processes() > 1:  # the threads of tokenizers; it keeps their number if it has already started them
             os.environ.setdefault("RAYON_NUM_THREADS", str(cores_of_process()))
 

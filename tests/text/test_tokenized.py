@@ -240,13 +240,12 @@ def test_a_text_without_tokens_is_named_and_nothing_is_joined(own_cache, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("parallel", "processes", "threads", "of_library"),
-    [("true", 1, 2, None), ("true", 4, 2, "4"), ("true", 64, 1, "1"), ("false", 4, 1, "4")],
+    ("processes", "threads", "of_library"),
+    [(1, 2, None), (4, 2, "4"), (64, 1, "1")],
 )
-def test_the_processes_of_a_machine_share_its_cores(tokenizers, monkeypatch, parallel, processes, threads, of_library):
+def test_the_processes_of_a_machine_share_its_cores(tokenizers, monkeypatch, processes, threads, of_library):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
     monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
     assert encoder.Encoder(tokenizers["bpe"], 9).threads == threads
     assert os.environ.get("RAYON_NUM_THREADS") == of_library

@@ -4,7 +4,6 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import Arrays, build_once, each_share, mapped_file, read_array, write_arrays
+from shared.cache.prepared import Arrays, build_once, each_share, read_array, write_arrays
 from shared.contrastive.models import static_tokenizer
 from shared.datasets.label_columns import FLAG as LABEL_FLAG
 from shared.datasets.label_columns import numbers_in
@@ -164,11 +163,11 @@ class TextTuples(Dataset):
         self,
         columns: Sequence[TokenizedText],
         names: Sequence[str],
-        scores: NDArray[np.float64] | Path | None = None,
+        scores: NDArray[np.float64] | None = None,
         corpus: Sequence[TokenizedText] = (),
     ) -> None:
         self.columns, self.names, self.corpus = tuple(columns), tuple(names), tuple(corpus)
-        self.scores = read_array(scores) if isinstance(scores, Path) else scores
+        self.scores = scores
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
         def blocks() -> Iterator[Arrays]:
@@ -223,10 +222,6 @@ class TextTuples(Dataset):
             lengths, tokens, *_ = texts.read_micro_batch(rows, rows)
             found.append(text_digests(tokens, lengths))
         return np.concatenate(found)
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        scores = self.scores if self.scores is None else mapped_file(self.scores) or self.scores
-        return type(self), (self.columns, self.names, scores, self.corpus)
 
     def digest(self) -> str:
         content = hashlib.blake2b("".join(texts.digest() for texts in self.texts).encode(), digest_size=16)

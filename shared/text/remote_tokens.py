@@ -99,7 +99,6 @@ class RemoteTokens:
         digests: Path,
         cache: Path,
     ) -> None:
-        self.arguments = (folder, name, described, block_bytes, first_block, digests, cache)
         self.folder, self.name, self.block_bytes, self.cache = folder, name, block_bytes, cache
         self.size, self.begin, self.count = (described[key] for key in ("bytes", "begin", "tokens"))
         self.dtype, self.first_block, self.digests = np.dtype(described["dtype"]), first_block, read_array(digests)
@@ -109,9 +108,6 @@ class RemoteTokens:
         self._file: int
         self._begun: OrderedDict[int, Future[bytes]]  # blocks of the file, by their last use
         self._keep = MEMORY_BYTES // block_bytes  # how many of them stay in memory
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), self.arguments
 
     def __len__(self) -> int:
         return self.count

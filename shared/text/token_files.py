@@ -123,12 +123,11 @@ class MaskedDocuments(Dataset):
     """Pieces of documents with masked tokens.
 
     A sample is a piece of at most `max_length` tokens, including special tokens. A longer document continues in the
-    next piece, so no token is lost. The targets are the original ids of the masked tokens. A pickle contains only the
-    folder of the pieces: a worker process maps the files again.
+    next piece, so no token is lost. The targets are the original ids of the masked tokens.
 
     Args:
         file: the tokens.
-        documents: the rows of `file.documents` to use, or the folder of their pieces.
+        documents: the rows of `file.documents` to use.
         max_length: tokens of a piece.
         around: ids before and after each piece.
         masking: how tokens are chosen and replaced.
@@ -141,7 +140,7 @@ class MaskedDocuments(Dataset):
     def __init__(
         self,
         file: Corpus,
-        documents: pa.Table | Path,
+        documents: pa.Table,
         max_length: int,
         around: tuple[list[int], list[int]],
         masking: Masking,
@@ -152,12 +151,10 @@ class MaskedDocuments(Dataset):
         self.masking, self.seed = masking, seed
         special = len(self.before) + len(self.after)
         room = room_for_text(max_length, special)
-        if isinstance(documents, pa.Table):
-            documents = cut_into_pieces(file, documents, room, special, masking)
-        self.arguments = (file, documents, max_length, around, masking, seed)
-        arrays = (read_array(documents / f"{name}.npy") for name in ("starts", "lengths", "masked"))
+        folder = cut_into_pieces(file, documents, room, special, masking)
+        arrays = (read_array(folder / f"{name}.npy") for name in ("starts", "lengths", "masked"))
         self.starts, self.lengths, self.masked = arrays
-        self.longest, self.num_tokens = read_array(documents / "facts.npy").tolist()
+        self.longest, self.num_tokens = read_array(folder / "facts.npy").tolist()
         self.tokens = file.tokens
 
     def __len__(self) -> int:
@@ -203,6 +200,3 @@ class MaskedDocuments(Dataset):
         labels, whose = text[chosen], owner[chosen]
         tokens[where[chosen]] = self.masking.replace(labels, self.seed, epochs[whose], samples[whose], place[chosen])
         return Rows(lengths, tokens, targets=labels, masked=where[chosen])
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), self.arguments

@@ -49,17 +49,16 @@ class TokenizedText(Dataset):
     """Token ids of the rows of a table, in memory-mapped files, with the targets.
 
     An item is (input_ids [n], token_type_ids [n] or None, target or None), views of NumPy arrays. `Padding` makes a
-    batch from a list of items, or from the result of `read_micro_batch`. A pickle contains only the folder and the
-    targets, or their file if they are memory-mapped: a worker process maps the files again.
+    batch from a list of items, or from the result of `read_micro_batch`. Workers are forked and share the files.
 
     Args:
         folder: of the files.
-        targets: [N, ...], or their .npy file.
+        targets: [N, ...].
     """
 
-    def __init__(self, folder: Path, targets: np.ndarray | Path | None = None) -> None:
+    def __init__(self, folder: Path, targets: np.ndarray | None = None) -> None:
         self.folder = folder
-        self.targets = read_array(targets) if isinstance(targets, Path) else targets
+        self.targets = targets
         self.input_ids = read_array(folder / "tokens.npy")
         self.offsets = read_array(folder / "offsets.npy")
         types = folder / "token_type_ids.npy"
@@ -82,18 +81,12 @@ class TokenizedText(Dataset):
         types = None if self.token_type_ids is None else self.token_type_ids[tokens]
         return Rows(lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples])
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.folder, self._targets_or_file())
-
-    def _targets_or_file(self) -> np.ndarray | Path | None:
-        return self.targets if self.targets is None else mapped_file(self.targets) or self.targets
-
     def digest(self) -> str:
         """A digest of the tokens and the targets; computed once per machine, except for targets in memory."""
-        targets = self._targets_or_file()
-        if isinstance(targets, np.ndarray) or self.folder.parent != cache_dir():
+        file = None if self.targets is None else mapped_file(self.targets)
+        if (self.targets is not None and not file) or self.folder.parent != cache_dir():
             return self._digest()
-        key = key_digest(self.folder.name, targets and targets.parent.name)
+        key = key_digest(self.folder.name, file and file.parent.name)
         return text_once(f"digest-{key}", "digest", self._digest)
 
     def _digest(self) -> str:

@@ -1,7 +1,6 @@
 """Samples of several texts: reading, digests, costs, packing and padding, pooling."""
 
 import copy
-import pickle
 import re
 from types import SimpleNamespace
 
@@ -69,16 +68,15 @@ def test_a_micro_batch_has_all_anchors_then_all_positives_then_all_negatives(dat
     train, validation, tokenizer = data
     samples = np.array([5, 0, 3])
     expected = [train[i][column][0] for column in range(3) for i in samples]
-    copy = pickle.loads(pickle.dumps(train))
-    rows = lengths, tokens, types, targets, _ = copy.read_micro_batch(samples, samples)
+    rows = lengths, tokens, types, targets, _ = train.read_micro_batch(samples, samples)
     assert tokens.tolist() == np.concatenate(expected).tolist()
-    assert lengths.tolist() == copy.text_lengths[samples].T.ravel().tolist() == list(map(len, expected))
+    assert lengths.tolist() == train.text_lengths[samples].T.ravel().tolist() == list(map(len, expected))
     assert types is None
     batch = Padding(tokenizer.pad_token_id)(rows)
     assert batch["input_ids"].shape == (9, max(lengths))
     digests = [train.digests_of(column)[samples].tolist() for column in range(3)]
     assert batch["labels"].tolist() == targets.tolist() == digests
-    assert copy.digest() == train.digest() != validation.digest()
+    assert train.digest() != validation.digest()
 
 
 @settings(max_examples=30)

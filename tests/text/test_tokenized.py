@@ -1,7 +1,6 @@
 """Texts are tokenized once per machine, exactly as by the tokenizer itself; tokenizers of new models are trained."""
 
 import os
-import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -118,15 +117,6 @@ def test_other_content_is_tokenized_again(tokenizers):
     variants += [(PAIRS, ["text"], one, 21), (shifted, ["other"], one, 20)]
     assert len({tokenize(*variant).folder for variant in variants}) == len(variants)
     assert one.backend_tokenizer.to_str() == before, "the settings of the tokenizer are unchanged"
-
-
-def test_a_pickle_holds_no_tokens_and_reads_the_same(tokenizers):
-    data = tokenize(PAIRS, ["text", "other"], tokenizers["with types"], 30)
-    content = pickle.dumps(data.with_targets(np.arange(15)))
-    assert len(content) < 800
-    again = pickle.loads(content)
-    assert items(again) == items(data)
-    assert again.targets.tolist() == list(range(15))
 
 
 @given(samples=st.lists(st.integers(0, 14), min_size=1, max_size=8))

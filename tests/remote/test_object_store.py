@@ -24,7 +24,7 @@ def folder(tmp_path):
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch):
     monkeypatch.setattr(object_store, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(object_store, "_told", -object_store.PATIENCE)
+    object_store._say_that_it_waits.cache_clear()
 
 
 def refusal(url, *args, **kwargs):

@@ -79,7 +79,7 @@ class RemoteFolder:
             patience: seconds for which errors that pass are retried.
 
         Raises:
-            UserError: the file is missing, refused, shorter than `span`, or not intact; or the errors have not passed.
+            UserError: the file is missing, refused, no `span`, or not intact; or the errors have not passed.
         """
         deadline, pause, damaged, renewed = time.monotonic() + patience, FIRST_PAUSE, 0, False
         source = f"{self.flag} {self.url.rstrip('/')}/{name}"
@@ -97,12 +97,12 @@ class RemoteFolder:
                 if _stays(error):
                     raise UserError(f"{source} {problem}") from None
             else:
-                if span is not None and len(found) > len(span):
-                    raise UserError(f"{source}: the server ignores ranges of bytes: use one that supports them")
                 if (span is None or len(found) == len(span)) and intact(found):
                     return found
                 damaged += 1
-                problem = "differs from its index, or was cut short: copy the prepared folder there again"
+                problem = (
+                    "differs from its index, was cut short, or was sent without ranges: copy the folder there again"
+                )
             if damaged == DAMAGED_READS or time.monotonic() + pause > deadline:
                 raise UserError(f"{source} {problem}")
             _say_that_it_waits(f"{source} {problem}; trying again for up to {patience:.0f} s")

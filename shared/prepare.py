@@ -39,13 +39,7 @@ from shared.text.token_files import Corpus
 
 
 def main(argv: Sequence[str]) -> None:
-    """Prepare the data, and end this process with exit code 2 after a user error."""
-    given = arguments(argv)
-    run_work(lambda: prepare(given.recipe, given.flags, given.shard, given.to))
-
-
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of this command; the flags of the recipe follow its path."""
+    """Prepare the data, and end this process with exit code 2 after a user error. Flags of the recipe come last."""
     usage = "%(prog)s [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]"
     parser = argparse.ArgumentParser(
         "python -m shared.prepare", usage, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,7 +49,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     either.add_argument("--to", type=folder_here)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("flags", nargs=argparse.REMAINDER)
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    run_work(lambda: prepare(given.recipe, given.flags, given.shard, given.to))
 
 
 def parse_task(value: str) -> tuple[int, int]:

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from tokenizers import decoders
 
 from shared.errors import UserError
-from shared.plan.draws import hash64
+from shared.plan.draws import Ints, hash64
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ints = NDArray[np.int64]
 PLACE, REPLACEMENT, RANDOM_TOKEN = 3, 4, 5  # last hash word of each kind of draw; the loader and dropout use 1 and 2
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from shared.cache.division import Division, cores_of_process, parts_of
-from shared.cache.prepared import Arrays, key_digest, read_array, shared_array
+from shared.cache.prepared import Arrays, key_digest, read_array
 from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
 from shared.plan.draws import Ints
 
@@ -111,8 +111,8 @@ def build(key: str, count: int, stored: Stored, name: str, square: Square) -> tu
     All processes that call this divide the images, and each decodes in as many threads as its share of the cores.
 
     Returns:
-        The squares of the images that are not corrupt, and their aspect ratios (width / height), float32, both
-        memory-mapped; the numbers of the corrupt images.
+        The squares of the images that are not corrupt, memory-mapped; their aspect ratios (width / height), float32;
+        the numbers of the corrupt images.
 
     Raises:
         UserError: an image cannot be read, or the cache cannot be written.
@@ -134,8 +134,9 @@ def build(key: str, count: int, stored: Stored, name: str, square: Square) -> tu
     folder = f"images-{key_digest(FORMAT, PIL.__version__, square, key)}"
     parts, threads = parts_of(count, SMALLEST_BLOCK), cores_of_process()
     blocks = Division(folder, parts, make, f"decoding {name}", threads=threads).blocks()
-    aspects = shared_array(lambda: (np.load(block / "aspects.npy") for block in blocks), np.float32)
-    corrupt = shared_array(lambda: (np.load(block / "corrupt.npy") for block in blocks), np.int64)
+    aspects, corrupt = (
+        np.concatenate([np.load(block / f"{name}.npy") for block in blocks]) for name in ("aspects", "corrupt")
+    )
     return Squares([mapped(block / "pixels.npy") for block in blocks]), aspects, corrupt
 
 

@@ -16,21 +16,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from shared.cache.prepared import mapped_file, shared_array
-from shared.datasets.rows import ROW_COLUMN, named, where, with_content
+from shared.datasets.rows import ROW_COLUMN, named, where
 from shared.errors import UserError, listed, say
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Pixels, Square, decode, inspect
 from shared.plan.draws import Ints
 
-BLOCK = 1 << 16  # images whose numbers are read at once
 SHOWN = 96  # pixels per side of a picture
-
-
-def slices(count: int) -> Iterator[slice]:
-    """The images 0 ... count - 1 in blocks."""
-    for first in range(0, count, BLOCK):
-        yield slice(first, min(first + BLOCK, count))
 
 
 @dataclass(frozen=True)
@@ -38,7 +30,7 @@ class Images:
     """Images with targets: decoded in `arrays`, or encoded in `cells`, which may be the names of their files.
 
     Once `with_square` has set `square`, this is a data set whose items are (uint8 [side, side, 3], aspect ratio as
-    width / height, class id or number). The arrays of many images are memory-mapped: see `shared_array`.
+    width / height, class id or number).
     """
 
     name: str  # the start of its error messages: "--train_dir photos"
@@ -118,8 +110,7 @@ class Images:
         content.update(np.ascontiguousarray(self.targets).data)
         images = self.checked.prints if self.checked else self.arrays
         assert images is not None
-        for block in slices(len(self)):
-            content.update(images[self.rows[block]].tobytes())
+        content.update(images[self.rows].tobytes())
         if self.checked and self.checked.folder:
             for i, file in enumerate(self.files()):
                 content.update(("\0" * (i > 0) + file[len(self.checked.folder) :]).encode(errors="surrogateescape"))
@@ -130,8 +121,7 @@ class Images:
         """A key that changes when an encoded image or the choice of images changes; valid on this machine only."""
         assert self.checked is not None
         key = hashlib.blake2b(self.checked.key.encode(), digest_size=16)
-        for block in slices(len(self)):
-            key.update(self.rows[block].data)
+        key.update(self.rows.data)
         return key.hexdigest()
 
     def refuse(self, corrupt: Ints) -> None:
@@ -156,31 +146,25 @@ class Images:
 
     def as_table(self) -> pa.Table:
         """The targets as a table, from which `tables` selects rows: see `chosen`."""
-        table, file = named(pa.table({"target": self.targets}), self.name), mapped_file(self.targets)
-        return with_content(table, file.parent.name) if file else table
+        return named(pa.table({"target": self.targets}), self.name)
 
     def chosen(self, selection: pa.Table) -> "Images":
         """Only the images that a selection from `as_table` has."""
         if ROW_COLUMN not in selection.column_names:  # all of them
             return self
-        return self.take(shared_array(lambda: map(np.asarray, selection[ROW_COLUMN].chunks), np.int64))
+        return self.take(np.asarray(selection[ROW_COLUMN]))
 
     def take(self, places: Ints) -> "Images":
         """Only the images with these numbers, in ascending order."""
         assert self.pixels is None  # `with_square` sets it, after the choice of images
-
-        def of(values: NDArray[Any]) -> NDArray[Any]:
-            return shared_array(lambda: (values[places[block]] for block in slices(len(places))), values.dtype)
-
-        return replace(self, targets=of(self.targets), rows=of(self.rows))
+        return replace(self, targets=self.targets[places], rows=self.rows[places])
 
     def ordered(self, names: tuple[str, ...]) -> "Images":
         """The same images with class ids in the order of `names`, a permutation of the class names."""
         if names == self.names:
             return self
         places = np.array([names.index(name) for name in self.names])
-        targets = shared_array(lambda: (places[self.targets[block]] for block in slices(len(self))), np.int64)
-        return replace(self, names=names, targets=targets)
+        return replace(self, names=names, targets=places[self.targets])
 
     def sizes(self) -> NDArray[np.int64]:
         """int64 [classes]: the number of images of each class; empty if the targets are numbers."""

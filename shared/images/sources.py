@@ -1,18 +1,11 @@
-"""Sources of images with targets: scikit-learn's digits, folders of classes, or a column of a table.
+"""Sources of images with targets: scikit-learn's digits, folders of classes, or a column of a table."""
 
-The names of many files are memory-mapped: they take few bytes each.
-"""
-
-import hashlib
 import os
-import shutil
-import tempfile
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.cache.prepared import build_once, each_share, key_digest, shared_array
+from shared.cache.prepared import each_share, key_digest
 from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.readers import KINDS, find_files
 from shared.datasets.rows import column_of, content_of, is_text, refuse_missing, source_of
@@ -28,12 +21,10 @@ from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, read_parts, 
 from shared.errors import UserError, about, count_of, say
 from shared.images.cache import check_images, key_of_files
 from shared.images.decoding import Geometry
-from shared.images.images import Images, slices, with_square
-from shared.plan.draws import Ints
+from shared.images.images import Images, with_square
 from shared.pretrained.from_pretrained import label_order
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")
-AT_ONCE = 1 << 16  # names that are in memory at once
 
 
 def load_images(
@@ -110,11 +101,6 @@ def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
     return folders.pop() if len(folders) == 1 else None
 
 
-def numbers(count: int) -> Ints:
-    """int64 [count]: 0 ... count - 1. The array is memory-mapped if it is large: see `shared_array`."""
-    return shared_array(lambda: (np.arange(block.start, block.stop) for block in slices(count)), np.int64)
-
-
 def digits() -> Images:
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, white on black."""
     from sklearn.datasets import load_digits
@@ -179,23 +165,20 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
     if unknown := [label for label in found if label not in (names or found)]:
         raise UserError(f"{name} has a class {unknown[0]} that the training images do not have: remove its folder")
     classes = names or tuple(found)
-    counts, passed_over = Counter[str](), Counter[str]()
-
-    def files() -> Iterator[str]:
-        for label in found:
-            for file in images_below(root / label, name, passed_over):
-                counts[label] += 1
-                yield f"{label}/{file}"
-            if not counts[label] and names is None:
-                raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
-
-    if not len(cells := encoded_names(files())):
+    passed_over = Counter[str]()
+    files = []  # of each class, as bytes: a str takes twice the memory
+    for label in found:
+        inside = images_below(root / label, name, passed_over)
+        files.append(pa.array([os.fsencode(f"{label}/{file}") for file in inside], pa.binary()))
+        if not len(files[-1]) and names is None:
+            raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
+    cells = pa.chunked_array(files, pa.binary())
+    if not len(cells):
         raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
     passed_over["in no class's folder"] = len([*root.iterdir()]) - len(found)
     say_passed_over(name, passed_over)
-    blocks = [(classes.index(label), block) for label in found for block in slices(counts[label])]
-    targets = shared_array(lambda: (np.full(block.stop - block.start, i) for i, block in blocks), np.int64)
-    return checked(Images(name, classes, targets, numbers(len(cells)), cells=cells, folder=root))
+    targets = np.repeat([classes.index(label) for label in found], [len(inside) for inside in files])
+    return checked(Images(name, classes, targets, np.arange(len(cells)), cells=cells, folder=root))
 
 
 def images_of(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Images:
@@ -222,28 +205,7 @@ def images_of(table: pa.Table, image_column: str, labels: Labels, folder: Path |
         )
     refuse_missing(table, image_column, content.is_null(), what="image")
     given = {"cells": content, "folder": folder if is_path else None, "table": table, "column": image_column}
-    return checked(Images(source_of(table), labels.names, labels.encode(table), numbers(len(table)), **given))
-
-
-def encoded_names(names: Iterable[str]) -> pa.ChunkedArray:
-    """The names of files, as the file system encodes them: binary [N], memory-mapped, so no process holds all of them.
-
-    A list takes more than a hundred bytes for each.
-    """
-    remaining = iter(names)
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder, "names.arrow")
-        with pa.OSFile(str(written), "wb") as file, pa.ipc.new_file(file, pa.schema({"name": pa.binary()})) as writer:
-            while block := [os.fsencode(name) for name in islice(remaining, AT_ONCE)]:
-                writer.write_table(pa.table({"name": pa.array(block, pa.binary())}))
-        with written.open("rb") as content:
-            digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-        def build(into: Path) -> None:
-            shutil.copy(written, into)
-
-        stored = build_once(f"names-{digest}", build)
-    return pa.ipc.open_file(pa.memory_map(str(stored / written.name))).read_all()["name"]
+    return checked(Images(source_of(table), labels.names, labels.encode(table), np.arange(len(table)), **given))
 
 
 def say_passed_over(name: str, passed_over: Counter[str]) -> None:

@@ -1,30 +1,27 @@
-"""The names of image files are memory-mapped; they give the same paths as a list."""
+"""The names of image files give their paths, in the order of the folders."""
 
 import os
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import UserError
-from shared.images import sources
 from shared.images.images import Images
-from shared.images.sources import EXTENSIONS, encoded_names, images_below
+from shared.images.sources import EXTENSIONS, images_below
 
 
 @given(
     st.lists(st.text(st.sampled_from("aé\udcff./- "), min_size=1), max_size=9),
     st.sampled_from(["photos", "/", "/a/b", ".", "../c"]),
-    st.integers(1, 4),
 )
 @settings(max_examples=20, deadline=None)
-def test_any_names_give_the_paths_of_a_list(names, root, at_once):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "AT_ONCE", at_once)
-        cells = encoded_names(names)
+def test_any_names_give_the_paths_of_a_list(names, root):
+    cells = pa.chunked_array([[os.fsencode(name) for name in names]], pa.binary())
     rows = np.arange(len(names))
     source = Images("photos", (), rows, rows, cells=cells, folder=Path(root))
     expected = [Path(root) / name for name in names]

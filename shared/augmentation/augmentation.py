@@ -23,12 +23,19 @@ from shared.options.image_options import ImageOptions
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import Ints, hash64, permutation
 
-DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
-DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
-DRAWS |= {"erase": 11, "erase area": 12, "erase shape": 13, "erase left": 14, "erase top": 15}
-DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19, "hue": 20}
 MOST_OPERATIONS = 4  # largest --rand_augment
-DRAWS |= {f"{what} {i}": 21 + 2 * i + j for i in range(MOST_OPERATIONS) for j, what in enumerate(("operation", "sign"))}
+DRAWS = {
+    name: number
+    for number, name in enumerate(
+        (
+            *("area", "shape", "left", "top", "flip"),
+            *("brightness", "contrast", "saturation", "operation", "magnitude", "sign"),
+            *("erase", "erase area", "erase shape", "erase left", "erase top"),
+            *("mix", "mix which", "mix left", "mix top", "hue"),
+            *(f"{what} {i}" for i in range(MOST_OPERATIONS) for what in ("operation", "sign")),
+        )
+    )
+}
 STREAM = 3  # separates these draws from those of data sets (1) and dropout (2)
 MAX_ASPECT = 4 / 3  # random crops have an aspect ratio from 3/4 to 4/3
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing Data Augmentation"

@@ -1,7 +1,7 @@
 """The training loss: class weights and label smoothing of a classifier, standardized targets of regression."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.datasets.label_columns import BLOCK, FINEST, FLAG
+from shared.datasets.label_columns import FINEST, FLAG
 from shared.datasets.labels import Labels
 from shared.errors import UserError, listed
 from shared.monitoring.hooks import Hook
@@ -130,11 +130,11 @@ class Scale(Hook):
         """
         if labels.kind != "regression":
             return cls(labels)
-        mean, spread, largest = moments(targets)
+        mean, spread = float(targets.mean()), float(targets.std())
         deviation = spread or 1.0
         column = f"{FLAG} {labels.columns[0]}"
         said = f"{column}: the training targets have mean {mean:.6g} and standard deviation {deviation:.4g}"
-        step = float(np.spacing(np.float32(largest)))
+        step = float(np.spacing(np.float32(np.abs(targets).max())))
         if spread and step * FINEST > deviation:
             raise UserError(
                 f"{said}, but float32, the dtype of a model's outputs, has steps of {step:.2g} there: subtract "
@@ -186,18 +186,6 @@ class Scale(Hook):
             f"It answers in units of `{self.labels.columns[0]}`. It was trained on (value - {self.mean:.10g}) / "
             f"{self.deviation:.10g}, and its last layer has been scaled back."
         )
-
-
-def moments(targets: np.ndarray) -> tuple[float, float, float]:
-    """The mean, the standard deviation and the largest absolute value of numbers [N], which may be memory-mapped."""
-
-    def blocks() -> Iterator[np.ndarray]:
-        for start in range(0, len(targets), BLOCK):
-            yield targets[start : start + BLOCK].astype(np.float64)
-
-    mean = sum(float(block.sum()) for block in blocks()) / len(targets)
-    variance = sum(float(np.square(block - mean).sum()) for block in blocks()) / len(targets)
-    return mean, variance**0.5, max(float(np.abs(block).max()) for block in blocks())
 
 
 def last_layer(model: Any) -> nn.Linear | None:

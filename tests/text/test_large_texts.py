@@ -2,7 +2,6 @@
 
 import tracemalloc
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -12,7 +11,6 @@ from shared.datasets import label_columns, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import decided
 from shared.datasets.tables import hold_out, read_file
-from shared.losses import losses
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 from shared.text import encoder, tokenized
@@ -100,11 +98,3 @@ def test_long_texts_are_tokenized_few_at_a_time(monkeypatch):
     batches = [*encoder.batches_of_texts(table)]
     assert [len(batch) for batch in batches] == [3, 1, 3]
     assert [row for batch in batches for row in batch] == list(zip(*table.to_pydict().values(), strict=True))
-
-
-def test_moments_of_targets_are_those_of_numpy_and_read_in_blocks(monkeypatch):
-    numbers = np.random.default_rng(0).normal(3, 2, 1000)
-    whole = (float(numbers.mean()), float(numbers.std()), float(np.abs(numbers).max()))
-    assert losses.moments(numbers) == whole
-    monkeypatch.setattr(losses, "BLOCK", 64)
-    assert losses.moments(numbers) == pytest.approx(whole, rel=1e-14)

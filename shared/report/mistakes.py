@@ -88,7 +88,8 @@ def mistakes(
         predictions, targets = predictions.astype(np.int64), targets.astype(np.int64)
         hits = targets[predictions == targets]
         true, predicted, hit = (np.bincount(each, minlength=len(names)) for each in (targets, predictions, hits))
-        found = classes(names, true, predicted, hit) | confused(names, predictions, targets)
+        errors = true + predicted - 2 * hit
+        found = classes(names, true, predicted, hit) | confused(names, predictions, targets, errors)
     else:
         predictions, targets = predictions == 1, targets == 1
         found = classes(names, targets.sum(0), predictions.sum(0), (predictions & targets).sum(0))
@@ -123,20 +124,15 @@ def classes(names: Sequence[str], true: Ints, predicted: Ints, hits: Ints) -> di
     return {"num_classes": len(names), "classes": rows}
 
 
-def confused(names: Sequence[str], predicted: Ints, true: Ints) -> dict[str, Any]:
+def confused(names: Sequence[str], predicted: Ints, true: Ints, errors: Ints) -> dict[str, Any]:
     """The confusion matrix: `counts[t][p]` samples of class t are predicted as p.
 
-    Of many classes, it has those that are confused most often.
+    Of many classes, it has those with the most `errors`.
     """
-    size, wrong = len(names), true != predicted
-    often = np.bincount(np.concatenate([true[wrong], predicted[wrong]]), minlength=size)
-    most = np.argsort(-often, kind="stable")[:MOST_CONFUSED]
-    shown = np.sort(most[often[most] > 0]) if size > MOST_CONFUSED else np.arange(size)
-    inside = np.isin(true, shown) & np.isin(predicted, shown)
-    rows, columns = (np.searchsorted(shown, each[inside]) for each in (true, predicted))
-    cells = rows * len(shown) + columns
-    counts = np.bincount(cells, minlength=len(shown) ** 2).reshape(len(shown), len(shown))
-    return {"confused": [names[i] for i in shown], "counts": counts.tolist()}
+    most = np.argsort(-errors, kind="stable")[:MOST_CONFUSED]
+    shown = np.sort(most[errors[most] > 0]) if len(names) > MOST_CONFUSED else np.arange(len(names))
+    counts = [np.bincount(predicted[true == label], minlength=len(names))[shown].tolist() for label in shown]
+    return {"confused": [names[i] for i in shown], "counts": counts}
 
 
 def as_text(tokenizer: Any, tokens: NDArray[Any]) -> dict[str, str]:

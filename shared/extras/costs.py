@@ -53,8 +53,8 @@ class Costs(Hook):
     between the last gradient of this process and the end of the synchronized backward pass is the exposed
     communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
     of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
-    bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown. A forward
-    pass that no backward pass follows is computation, too.
+    bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown. After the
+    first forward pass of a micro-batch all is computation, also what comes between two passes.
     """
 
     def begun(self, run: Any) -> None:
@@ -64,9 +64,8 @@ class Costs(Hook):
         self.process = psutil.Process()
         self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
         self.latest: Tensor | None = None  # the parameter with the last gradient
-        self.in_pass = False  # since a forward pass whose backward pass has not ended
+        self.in_pass = False  # since a forward pass of a micro-batch that has not ended
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        model.register_forward_hook(self._end_without_gradients)
         parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
         self.finding = [p.register_post_accumulate_grad_hook(self._gradients_are_there) for p in parameters]
         self._begin_reading()
@@ -105,13 +104,9 @@ class Costs(Hook):
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.training:  # without DDP's wrapper, evaluation calls this hook as well
             self.stopwatch.mark("forward_backward" if self.in_pass else "data_wait")
-        self.in_pass = model.training and torch.is_grad_enabled()  # a backward pass follows
-        if self.in_pass:
-            self.positions += positions_of(args, kwargs, self.is_sequence)
-
-    def _end_without_gradients(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if model.training and not torch.is_grad_enabled():
-            self.stopwatch.mark("forward_backward")
+            self.in_pass = True
+            if torch.is_grad_enabled():  # else the pass is made again
+                self.positions += positions_of(args, kwargs, self.is_sequence)
 
     def _gradients_are_there(self, parameter: Tensor) -> None:
         self.latest = parameter

@@ -29,7 +29,6 @@ from shared.report.mistakes import not_fatal
 from shared.run.recipes import recipe_of
 
 REPORT, CARD, CURVES, METRICS = "report.html", "launch_card.txt", "curves.png", "metrics.jsonl"
-MOST_EVALUATIONS = 12  # in their table
 FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
 MOST_POINTS = 400  # of a line
 # Settings of one run alone: another one would copy its checkpoints from the mirror, or replace its model on the Hub.
@@ -125,15 +124,12 @@ def text_in(file: Path) -> str:
 
 
 def evaluations(lines: Lines) -> dict[str, Any]:
-    """The table of the evaluations, of many some of them, evenly spread, and the last one."""
-    all_rows = [line for line in lines if "eval_loss" in line]
-    every = -(-len(all_rows) // MOST_EVALUATIONS) or 1
-    rows = all_rows[::-1][::every][::-1]
+    """The table of the evaluations, the last one first."""
+    rows = [line for line in reversed(lines) if "eval_loss" in line]
     keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key.startswith("eval_")]
     return {
         "names": [key.removeprefix("eval_").replace("_", " ") for key in keys],
         "rows": [(row["step"], [row.get(key) for key in keys]) for row in rows],
-        "left_out": len(all_rows) - len(rows),
     }
 
 

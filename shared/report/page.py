@@ -62,25 +62,22 @@ class Report(Hook):
         with not_fatal(CURVES):
             draw_curves(lines, folder / CURVES)
         with not_fatal(REPORT):
-            put(f"  {write_report(folder, lines)} shows the run in a browser")
+            put(f"  {write_report(folder)} shows the run in a browser")
 
 
-def write_report(folder: Path, lines: Lines | None = None) -> Path:
+def write_report(folder: Path) -> Path:
     """Write report.html into the output folder of a run, finished or not, and return its path.
-
-    Args:
-        lines: those of metrics.jsonl (`log.read_metrics`); None: they are read, if the file exists.
 
     Raises:
         UserError: the folder is not that of a run, or one of its files is damaged.
     """
     file = folder / REPORT
     with about(str(folder)):  # others may read the folder, and not write it
-        replace_file(file, page(folder, lines))
+        replace_file(file, page(folder))
     return file
 
 
-def page(folder: Path, lines: Lines | None = None) -> str:
+def page(folder: Path) -> str:
     """The page of a run. Whatever a file of the run lacks is left out; all texts are escaped.
 
     Raises:
@@ -94,8 +91,7 @@ def page(folder: Path, lines: Lines | None = None) -> str:
     # The page allows its own script, by its digest, and no other to run.
     environment.filters["sha256"] = lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = environment.from_string(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
-    if lines is None:
-        lines = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
+    lines = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
     with about(str(folder / mistakes.FILE)):
         found = json.loads(text_in(folder / mistakes.FILE) or "{}")
     spent = seconds_by_part(lines)

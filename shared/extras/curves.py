@@ -31,7 +31,6 @@ class Panel:
     unit: str = ""
     top: float = 0
     log_steps: bool = False
-    log_values: bool = False
     from_zero: bool = True
 
 
@@ -78,16 +77,13 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     scores = series({key: name for key, name in names.items() if not key.endswith(NO_SCORES)})
     # Correlations may be negative; an error in the target's own unit would flatten the scores beside it.
     scores = {name: both for name, both in scores.items() if not any(abs(value) > 1 for value in both[1])}
-    norms = series({"grad_norm": ""})
-    positive = sorted(value for _, values in norms.values() for value in values if value > 0)
-    spikes = bool(positive) and positive[-1] > 20 * positive[len(positive) // 2]
     parts = {part: NAMES[part] for part in COMPUTED}
     rate = "tokens" if "tokens_per_second" in keys else "samples"
     panels = [
         Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
         Panel("Evaluation", scores, from_zero=False),
         Panel("Learning rate", series({"learning_rate": ""})),
-        Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
+        Panel("Gradient norm before clipping", series({"grad_norm": ""})),
         Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second"),
         Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
         Panel("Where a step's time goes", series(parts, 100), "% of the time", top=100),
@@ -117,9 +113,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
         axes.set_xlim(-0.02 * last_step, last_step * 1.04)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    if panel.log_values:
-        axes.set_yscale("log", nonpositive="mask")
-    elif panel.from_zero:
+    if panel.from_zero:
         axes.update_datalim([(0, 0), (0, panel.top)])
         axes.autoscale_view(scalex=False)
     axes.yaxis.set_major_formatter(lambda value, _: short(value))

@@ -177,7 +177,7 @@ def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
     lines = {label: thinned(np.array(steps), np.array(values)) for label, (steps, values) in panel.series.items()}
     axes = blank()
     draw_panel(axes, dataclasses.replace(panel, series=lines), last_step)
-    unit = f" {panel.unit}" if panel.unit and panel.unit != "log scale" else ""
+    unit = f" {panel.unit}" if panel.unit else ""
     series = []
     for label, (steps, values) in lines.items():
         points = positions(axes.transData, steps, values)

@@ -30,7 +30,6 @@ class Panel:
     series: dict[str, tuple[Any, Any]]  # steps and values
     unit: str = ""
     top: float = 0
-    log_steps: bool = False
     from_zero: bool = True
 
 
@@ -80,7 +79,7 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
     parts = {part: NAMES[part] for part in COMPUTED}
     rate = "tokens" if "tokens_per_second" in keys else "samples"
     panels = [
-        Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
+        Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), from_zero=False),
         Panel("Evaluation", scores, from_zero=False),
         Panel("Learning rate", series({"learning_rate": ""})),
         Panel("Gradient norm before clipping", series({"grad_norm": ""})),
@@ -95,23 +94,15 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     """Draw one panel."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     for label, (steps, values) in panel.series.items():
         axes.plot(steps, values, marker="o" if len(steps) <= FEW else None, label=label)
     axes.set_title(panel.title)
     axes.set_title(panel.unit, loc="right", fontsize=8)
-    points = [point for line in panel.series.values() for point in zip(*line, strict=True)]
-    shown = sorted(step for step, value in points if step > 0 and math.isfinite(value))
-    log_steps = panel.log_steps and bool(shown) and shown[-1] >= 10 * shown[0]  # fewer would have few ticks or none
-    axes.set_xlabel("step (log scale)" if log_steps else "step")
-    if log_steps:
-        axes.set_xscale("log", nonpositive="mask")  # leaves out an evaluation before the first step
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if shown[-1] < 100 * shown[0] else (1,)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_xlim(-0.02 * last_step, last_step * 1.04)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.set_xlabel("step")
+    axes.set_xlim(-0.02 * last_step, last_step * 1.04)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if panel.from_zero:
         axes.update_datalim([(0, 0), (0, panel.top)])

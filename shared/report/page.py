@@ -188,7 +188,7 @@ def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
         last = f"{panel.series[label][1][-1]:.4g}"
         series.append({"label": label or "last", "last": last, "path": path(points), "points": dots(points, said)})
     few = sum(len(steps) for steps, _ in lines.values()) <= FEW * len(lines)
-    drawn = {"title": panel.title, "unit": panel.unit, "below": axes.get_xlabel(), "series": series, "with_dots": few}
+    drawn = {"title": panel.title, "unit": panel.unit, "below": "step", "series": series, "with_dots": few}
     return FRAME | ticks(axes) | drawn
 
 

@@ -3,12 +3,13 @@
 A tracker that fails is named once and never ends a run.
 """
 
-import importlib.util
 import os
 import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from accelerate.tracking import get_available_trackers
 
 from shared.config.options import plain, shown
 from shared.errors import Preempted, UserError, complain, error_in_words
@@ -88,10 +89,8 @@ def require_trackers(report_to: Sequence[str]) -> None:
     Raises:
         UserError: names --report_to and the command that installs the package.
     """
-    for name in (name for name in report_to if name != "none"):
-        spec = importlib.util.find_spec(name)  # not its metadata: tb-nightly has the module tensorboard, too
-        if spec is None or spec.origin is None:  # without origin: only a folder of that name, such as wandb/
-            raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")
+    for name in {*report_to} - {"none", *(tracker.value for tracker in get_available_trackers())}:
+        raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")
 
 
 def start_wandb(config: Any, run_id: str, step: int) -> tuple[Any, str]:

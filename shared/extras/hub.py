@@ -74,14 +74,10 @@ def _unreachable() -> str | None:
 
 
 def unreachable(address: str) -> str | None:
-    """Why the server of a URL cannot be reached, or None. Opens one TCP connection, to it or to the proxy."""
-    endpoint = urlsplit(address)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(endpoint.scheme) or proxies.get("all")
-    if proxy and not urllib.request.proxy_bypass(endpoint.hostname or ""):
-        target = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    else:
-        target = endpoint
+    """Why the server of a URL cannot be reached, or None. Opens one TCP connection to it, unless a proxy is set."""
+    target = urlsplit(address)
+    if {*urllib.request.getproxies()} - {"no"} and not urllib.request.proxy_bypass(target.hostname or ""):
+        return None
     port = target.port or (443 if target.scheme == "https" else 80)
     outcome = [f"no answer in {CONNECT_SECONDS:g} s"]
 

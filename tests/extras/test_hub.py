@@ -53,14 +53,14 @@ def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
         released.set()
 
 
-def test_the_proxy_is_checked_if_one_is_set_and_offline_mode_is_respected(monkeypatch, stand_in, closed):
+def test_nothing_is_checked_behind_a_proxy_and_offline_mode_is_respected(monkeypatch, stand_in, closed):
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
-    monkeypatch.setenv("http_proxy", stand_in)
-    hub.require_hub("--dataset_name", "a/b")
     monkeypatch.setenv("http_proxy", closed)
+    hub.require_hub("--dataset_name", "a/b")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(constants, "ENDPOINT", closed)
     assert "no network to 127.0.0.1" in refusal(hub.require_hub, "--dataset_name", "a/b")
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     hub.require_hub("--dataset_name", "a/b")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refusal(hub.require_hub, "--dataset_name", "a/b")

@@ -45,8 +45,6 @@ class Monitor:
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.accelerator, self.lengths, self.hooks = accelerator, lengths, hooks
-        # Only the hooks that time: they are called several times per step.
-        self.timers = [hook for hook in hooks if type(hook).passed is not Hook.passed]
         self.digest = 0  # of the sample ids fed to the model by this process
         self.fed: list[MicroBatch] = []  # not yet counted
         self.samples = self.tokens = 0  # fed by this process since the last reading
@@ -235,7 +233,7 @@ class Monitor:
         return dict(zip(mine, rows.T, strict=True))
 
     def _passed(self, part: str) -> None:
-        for hook in self.timers:
+        for hook in self.hooks:
             hook.passed(part)
 
     def _totals(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:

@@ -226,16 +226,13 @@ class Profiler(Hook):
             self.running = None
 
     def closed(self) -> None:
-        """If the run ends before the profile does, write what there is and print how many steps are missing."""
+        """If the run ends before the profile does, write what there is."""
         if not self.running:
             return
-        done = self.running.step_num
-        missing = min(self.steps, WARMUP + self.steps - done)
+        done = count_of(self.running.step_num, "step")
+        self.accelerator.print(f"--profile: the run ended before the profile, after {done}")
         self.running.stop()
         self.running = None
-        self.accelerator.print(
-            f"--profile: the run ended after {count_of(done, 'step')}, {missing} of the profile are missing"
-        )
 
     def write(self, profile: Any) -> None:
         """Write the files of a profile that has stopped."""

@@ -21,7 +21,7 @@ from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.costs import NAMES, Lines, breakdown, facts, seconds_by_part
-from shared.extras.curves import FEW, LARGEST, Panel, draw_curves, draw_panel, find_panels, short
+from shared.extras.curves import FEW, Panel, draw_curves, draw_panel, find_panels
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import put, read_metrics
 from shared.report import mistakes
@@ -104,7 +104,6 @@ def page(folder: Path) -> str:
         figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines)],
         found=found,
         exp=math.exp,
-        scatter=scatter(found["points"]) if found.get("points") else None,
         spent={NAMES[part]: seconds for part, seconds in spent.items() if seconds > 0},
         total=sum(spent.values()),
         facts=facts(lines) if spent else [],
@@ -190,22 +189,6 @@ def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
     few = sum(len(steps) for steps, _ in lines.values()) <= FEW * len(lines)
     drawn = {"title": panel.title, "unit": panel.unit, "below": "step", "series": series, "with_dots": few}
     return FRAME | ticks(axes) | drawn
-
-
-def scatter(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The figure of [target, prediction] pairs, with the diagonal on which both are equal."""
-    both, axes = np.clip(np.array(pairs, np.float64), -LARGEST, LARGEST), blank()
-    axes.update_datalim(np.stack([both.ravel()] * 2, 1))
-    axes.autoscale_view()
-    axes.locator_params(axis="x", nbins=5)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: short(value))
-    said = [f"is {target:.5g}, predicted {prediction:.5g}" for target, prediction in pairs]
-    points = dots(positions(axes.transData, *both.T), said)
-    diagonal = path(positions(axes.transAxes, [0, 1], [0, 1]))
-    series = [{"path": "", "points": points}, {"path": diagonal, "points": []}]
-    drawn = {"title": "Predictions and targets", "unit": "prediction", "below": "target", "series": series}
-    return FRAME | ticks(axes) | drawn | {"with_dots": True}
 
 
 def thinned(steps: NDArray[Any], values: Floats) -> tuple[Floats, Floats]:

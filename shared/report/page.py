@@ -6,11 +6,11 @@ The hook `Report` also says where the time went, and draws curves.png.
 import base64
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.costs import NAMES, Lines, breakdown, facts, seconds_by_part
-from shared.extras.curves import FEW, Panel, draw_curves, draw_panel, find_panels
+from shared.extras.curves import STYLE, Panel, draw_curves, draw_panel, find_panels
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import put, read_metrics
 from shared.report import mistakes
@@ -29,7 +29,19 @@ from shared.report.mistakes import not_fatal
 from shared.run.recipes import recipe_of
 
 REPORT, CARD, CURVES, METRICS = "report.html", "launch_card.txt", "curves.png", "metrics.jsonl"
-FRAME = {"width": 460, "height": 220, "left": 66, "right": 430, "top": 10, "bottom": 184}  # of a figure and its axes
+WIDTH, HEIGHT = 331, 158  # of a figure, in points
+AXES = (0.14, 0.22, 0.79, 0.72)  # left, bottom, width and height, as shares of the figure
+# The colors of the page, light or dark, take the place of these.
+COLORS = {
+    f"#01020{i}": name for i, name in enumerate(("--c0", "--c1", "--c2", "--c3", "--c4", "--c5", "--rule", "--pale"))
+}
+*LINES, RULE, PALE = COLORS
+PAGE_STYLE = {
+    "svg.fonttype": "none",
+    "axes.prop_cycle": f"cycler(linestyle=['-', '--']) * cycler(color={LINES})",
+    **dict.fromkeys(("grid.color", "axes.edgecolor"), RULE),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), PALE),
+}
 MOST_POINTS = 400  # of a line
 # Settings of one run alone: another one would copy its checkpoints from the mirror, or replace its model on the Hub.
 OF_ONE_RUN = {"expect_processes": "None", "mirror_checkpoints": "None", "push_to_hub": "False", "hub_model_id": "None"}
@@ -144,51 +156,30 @@ def command(folder: Path) -> str:
     return shlex.join(sum(reset, words))
 
 
-def blank() -> Any:
-    """Axes of matplotlib in the place of FRAME: they place what is drawn, and choose the ticks."""
+def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
+    """The drawing of a panel of curves.png, each line with at most MOST_POINTS points: [x, y, what it says]."""
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    width, height = FRAME["width"], FRAME["height"]
-    across, up = FRAME["right"] - FRAME["left"], FRAME["bottom"] - FRAME["top"]
-    corner = FRAME["left"] / width, 1 - FRAME["bottom"] / height
-    return Figure(figsize=(width / 100, height / 100), dpi=100).add_axes((*corner, across / width, up / height))
-
-
-def positions(transform: Any, x: Any, y: Any) -> Floats:
-    """Where points are in the figure, [n, 2], by a transform of its axes; not finite for those that are not shown."""
-    found: Floats = transform.transform(np.stack([x, y], 1))
-    return np.stack([found[:, 0], FRAME["height"] - found[:, 1]], 1)
-
-
-def ticks(axes: Any) -> dict[str, list[tuple[float, str]]]:
-    """The places and texts of the ticks of both axes."""
-    found, transforms = {}, (axes.get_xaxis_transform(), axes.get_yaxis_transform())
-    for column, (axis, transform) in enumerate(zip((axes.xaxis, axes.yaxis), transforms, strict=True)):
-        low, high = sorted(axis.get_view_interval())
-        values = [value for value in axis.get_majorticklocs().tolist() if low <= value <= high]
-        at = positions(transform, values, values)[:, column].round(1).tolist()
-        found["xy"[column]] = [*zip(at, map(axis.get_major_formatter(), values), strict=True)]
-    return found
-
-
-def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
-    """The figure of a panel of curves.png, each line with at most MOST_POINTS points."""
     lines = {label: thinned(np.array(steps), np.array(values)) for label, (steps, values) in panel.series.items()}
-    axes = blank()
-    draw_panel(axes, dataclasses.replace(panel, series=lines), last_step)
+    file = io.StringIO()
+    with style.context([*STYLE, PAGE_STYLE]):
+        axes = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72).add_axes(AXES)
+        draw_panel(axes, dataclasses.replace(panel, title="", unit="", series=lines), last_step)
+        axes.figure.savefig(file, format="svg", transparent=True)
+    drawing = file.getvalue().partition("</defs>")[2].rpartition("</svg>")[0]  # without its head, which has addresses
+    for color, name in COLORS.items():
+        drawing = drawing.replace(color, f"var({name})")
     unit = f" {panel.unit}" if panel.unit else ""
-    series = []
+    points = []
     for label, (steps, values) in lines.items():
-        points = positions(axes.transData, steps, values)
-        said = [
-            f"step {step:,.0f}: {label or panel.title.lower()} {value:.5g}{unit}"
-            for step, value in zip(steps.tolist(), values.tolist(), strict=True)
-        ]
-        last = f"{panel.series[label][1][-1]:.4g}"
-        series.append({"label": label or "last", "last": last, "path": path(points), "points": dots(points, said)})
-    few = sum(len(steps) for steps, _ in lines.values()) <= FEW * len(lines)
-    drawn = {"title": panel.title, "unit": panel.unit, "below": "step", "series": series, "with_dots": few}
-    return FRAME | ticks(axes) | drawn
+        places = axes.transData.transform(np.stack([steps, values], 1)).round(1).tolist()
+        for step, value, (x, y) in zip(steps.tolist(), values.tolist(), places, strict=True):
+            if math.isfinite(y):
+                points.append([x, HEIGHT - y, f"step {step:,.0f}: {label or panel.title.lower()} {value:.5g}{unit}"])
+    last = {label or "last": f"{values[-1]:.4g}" for label, (_, values) in panel.series.items()}
+    size = f"{WIDTH} {HEIGHT}"
+    return {"title": panel.title, "unit": panel.unit, "size": size, "drawing": drawing, "points": points, "last": last}
 
 
 def thinned(steps: NDArray[Any], values: Floats) -> tuple[Floats, Floats]:
@@ -202,19 +193,3 @@ def thinned(steps: NDArray[Any], values: Floats) -> tuple[Floats, Floats]:
         kept |= {finite[values[finite].argmin()], finite[values[finite].argmax()]} if len(finite) else {part[0]}
     places = np.array(sorted(kept))
     return steps[places], values[places]
-
-
-def path(places: Floats) -> str:
-    """A line through points [n, 2] of the figure, with gaps where one is NaN; a point between gaps is a dot."""
-    words, pen = [], False
-    for x, y in places:
-        if shown := math.isfinite(x) and math.isfinite(y):
-            words.append(f"L{x:.1f} {y:.1f}" if pen else f"M{x:.1f} {y:.1f}h0")
-        pen = shown
-    return "".join(words)
-
-
-def dots(places: Floats, said: Sequence[str]) -> list[list[Any]]:
-    """The visible ones of points [n, 2], with what they say: [x, y, text]."""
-    seen = zip(places.round(1).tolist(), said, strict=True)
-    return [[*place, text] for place, text in seen if all(map(math.isfinite, place))]

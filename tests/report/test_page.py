@@ -54,8 +54,9 @@ def test_any_figures_give_a_page_whose_curves_are_inside_their_frames(tmp_path_f
     assert "nan" not in "".join(re.findall(r' (?:d|[xy]|c[xy])="([^"]*)"', text))
     for points in re.findall("data-points='([^']*)'", text):
         for x, y, said in json.loads(points):
-            assert page.FRAME["left"] - 0.1 <= x <= page.FRAME["right"] + 0.1
-            assert page.FRAME["top"] - 0.1 <= y <= page.FRAME["bottom"] + 0.1
+            left, bottom, width, height = page.AXES
+            assert left - 0.001 <= x / page.WIDTH <= left + width + 0.001
+            assert bottom - 0.001 <= 1 - y / page.HEIGHT <= bottom + height + 0.001
             assert said.startswith("step ")
 
 
@@ -129,7 +130,7 @@ def test_spikes_and_the_last_value_of_a_long_run_stay(tmp_path):
     values = np.sin(steps / 1e4)
     values[54_321] = 9.0
     figure = page.figure_of(Panel("Loss", {"training": (steps.tolist(), values.tolist())}), 100_000)
-    said = [text for _, _, text in figure["series"][0]["points"]]
+    said = [text for _, _, text in figure["points"]]
     assert len(said) <= page.MOST_POINTS
     assert "step 54,321: training 9" in said
     assert said[-1].startswith("step 99,999: ")

@@ -107,12 +107,4 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     if panel.from_zero:
         axes.update_datalim([(0, 0), (0, panel.top)])
         axes.autoscale_view(scalex=False)
-    axes.yaxis.set_major_formatter(lambda value, _: short(value))
-
-
-def short(value: float) -> str:
-    """A value at a tick, as people write it: 10,000, 0.25, 2.5e-4."""
-    if value == 0 or 1e-2 <= abs(value) < 1e7:
-        return f"{value:,.0f}" if abs(value) >= 1000 and value % 1 == 0 else f"{value:.4g}"
-    mantissa, power = f"{value:.3e}".split("e")
-    return f"{float(mantissa):g}e{int(power)}"
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))

@@ -19,7 +19,6 @@ from typing import Any
 from shared.checkpoints.progress import Progress
 from shared.errors import UserError, count_of
 from shared.options.text_options import TOKENS
-from shared.plan.loading import shape_of_current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.images import predict_images
@@ -66,8 +65,7 @@ def predict(request: Request, how: Predict | None = None) -> dict[str, float]:
                 raise
             limits = zip((TOKENS, SAMPLES), request.limits, strict=True)
             flags = " or ".join(f"--{name} {value}" for name, value in limits if value)
-            where = f" on a batch of {shape}" if (shape := shape_of_current_batch()) else ""
-            raise UserError(f"process {os.environ.get('RANK', 0)} ran out of memory{where}: lower {flags}") from error
+            raise UserError(f"process {os.environ.get('RANK', 0)} ran out of memory: lower {flags}") from error
     scores = {name: float(value) for name, value in record["scores"].items()}  # the record has NaN as a name
     shown = "".join(f"  {name} {value:.4g}" for name, value in scores.items())
     accelerator.print(f"{request.output}: {count_of(record['rows'], 'row')}{shown}")

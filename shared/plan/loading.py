@@ -12,7 +12,7 @@ advance, begins to read them, and yields them. None means that the data are here
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from hashlib import blake2b
@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import recursively_apply, send_to_device
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from shared.errors import UserError
@@ -33,7 +32,6 @@ from shared.plan.draws import seed_micro_batch, seed_sample
 from shared.processes.signals import ignore_in_child
 
 FAR_AHEAD = 16  # micro-batches that each worker reads ahead from another machine
-_current: list[Any] = [()]  # the batch on which this process computes, on the host
 
 
 class Loader:
@@ -138,7 +136,6 @@ def feed(
         batches = (reader.__getitems__(micro_batch) for micro_batch in schedule)
     try:
         for micro_batch, batch in batches:
-            _current[0] = batch
             seed_micro_batch(seed, micro_batch.step, micro_batch.index)  # workers have collated it elsewhere
             if device.type == "cpu":
                 yield micro_batch, batch
@@ -225,12 +222,3 @@ class InMemory(TensorDataset):
             content.update(f"{tensor.dtype}{[*tensor.shape]}".encode())
             content.update(np.ascontiguousarray(tensor.numpy(force=True)).view(np.uint8).data)
         return content.hexdigest()
-
-
-def shape_of_current_batch() -> str:
-    """The shape of the largest tensor that this process computes on, such as "8 x 128"; "" if there is none."""
-    (batch,) = _current
-    values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
-    return " x ".join(map(str, largest.shape)) if tensors else ""

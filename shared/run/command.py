@@ -15,7 +15,6 @@ from shared.config import options
 from shared.config.options import AnyConfig
 from shared.disk import NO_SPACE, number_of
 from shared.errors import Preempted, UserError
-from shared.plan.loading import shape_of_current_batch
 from shared.processes import ending, signals
 from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, exit_with_error
 
@@ -106,15 +105,14 @@ def ran_out(error: Exception) -> bool:
 
 
 def advice_on_memory(config: options.Options) -> str:
-    """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
+    """The error line of a run that is out of memory, with the flags to lower."""
     tokens, rows = config.max_tokens, config.per_device_train_batch_size
     limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []
     limits += [f"--per_device_train_batch_size {rows}"] if rows else []
     fix = f"lower {' or '.join(limits)}" if limits else "set --per_device_train_batch_size"
     if config.SAVES_MEMORY:
         fix = f"use {config.SAVES_MEMORY}, which does not change the run, or {fix}"
-    where = f"on a micro-batch of {shape}" if (shape := shape_of_current_batch()) else "before the first micro-batch"
     return (
-        f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}; if this run has a "
-        "checkpoint, also use another --output_dir, because a resumed run keeps its budget"
+        f"process {os.environ.get('RANK', 0)} ran out of memory: {fix}; if this run has a checkpoint, also use another "
+        "--output_dir, because a resumed run keeps its budget"
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +175,9 @@ def own_facts(config: options.Options, device: str) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that affect the result."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+    """The versions of Python and of the packages that affect the result, of those that are installed."""
+    found = {name: metadata.version(name) for name in PACKAGES if find_spec(name)}
+    return {"python": platform.python_version()} | found
 
 
 def code_digests(config: options.Options) -> dict[str, str]:

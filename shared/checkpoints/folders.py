@@ -103,13 +103,11 @@ def commit(partial: Path, final: Path, manifest: dict[str, Line]) -> None:
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
     # It may exist: a damaged one that was skipped, or a later one of a run that was resumed from an earlier step.
-    replaced = final.rename(partial_of(final)) if os.path.lexists(final) else None
-    partial.rename(final)
+    replaced = final.rename(partial_of(final)) if final.is_dir() and not final.is_symlink() else None
+    partial.rename(final)  # fails if a file or a link is there, which was not written by a run
     sync(final.parent)
-    if replaced and replaced.is_dir() and not replaced.is_symlink():
+    if replaced:
         remove(replaced)
-    elif replaced:  # a file or a link was not written by a run
-        complain(f"{final} was not a checkpoint and was renamed to {replaced.name}")
 
 
 def rotate(newest: Path, keep: int | None, best: int | None, needed_from: int | None = None) -> None:

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import nn
 
-from shared.checkpoints import folders, resuming
+from shared.checkpoints import folders, resuming, saving
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
@@ -236,7 +236,9 @@ def test_a_restart_resumes_from_the_newest_whatever_the_flag_is(two_saved, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["a link", "a link that leads nowhere", "a file"])
-def test_a_link_or_file_in_the_place_of_a_checkpoint_is_renamed_and_reported(accelerator, model, tmp_path, capfd, kind):
+def test_a_link_or_file_in_the_place_of_a_checkpoint_is_reported_and_stays(
+    accelerator, model, tmp_path, monkeypatch, kind
+):
     theirs, place = tmp_path / "theirs", tmp_path / "checkpoints/step_00000003"
     theirs.mkdir()
     (theirs / "manifest.json").write_text("{}")
@@ -245,14 +247,13 @@ def test_a_link_or_file_in_the_place_of_a_checkpoint_is_renamed_and_reported(acc
         place.write_text("mine")
     else:
         place.symlink_to(theirs if kind == "a link" else "nowhere")
-    save_all(accelerator, config(tmp_path), (3,))
-    assert set(resuming.checkpoints_of(tmp_path)) == {3}
+    monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
+    before = place.lstat()
+    with pytest.raises(UserError, match=rf"cannot save {place} \(\[Errno 20\] .*: remove the file"):
+        save_all(accelerator, config(tmp_path), (3,))
     assert (theirs / "manifest.json").exists()
-    (aside,) = (path for path in place.parent.iterdir() if path != place)
-    assert capfd.readouterr().err == f"{place} was not a checkpoint and was renamed to {aside.name}\n"
-    assert aside.is_symlink() == (kind != "a file")
-    resuming.remove_partials(tmp_path)
-    assert aside.is_symlink() or aside.read_text() == "mine"
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+    assert place.lstat() == before
 
 
 def test_the_best_model_is_loaded_at_the_end_only_if_the_config_asks_for_it(accelerator, model, tmp_path):

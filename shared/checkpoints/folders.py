@@ -21,7 +21,7 @@ from shared.checkpoints.states import Tensors, pieces_of
 from shared.disk import sync
 from shared.errors import complain
 
-COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
+COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), "step_[0-9]*.partial-*"  # the second is a pattern of files
 WRITERS = 2  # files that are written at the same time: model and optimizer
 MANIFEST = "manifest.json"
 ALGORITHM = "xxh3_128"  # its name in a manifest. It is about as fast as memory, and detects damage, but no forgery
@@ -133,17 +133,8 @@ def remove(folder: Path) -> None:
 
 def complete_in(folder: Path) -> dict[int, Path]:
     """The complete checkpoints in a folder, by step; links are not followed, unreadable ones are left out."""
-    found = ours(folder, COMPLETE)
-    return {int(match[1]): path for path, match in found if any(path.glob(MANIFEST))}
-
-
-def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
-    """The folders in `folder` whose names match `names`, without links."""
-    try:
-        entries = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-    return [(path, match) for path in entries if (match := names.fullmatch(path.name))]
+    found = [path for path in folder.glob(f"step_*/{MANIFEST}") if not path.parent.is_symlink()]
+    return {int(match[1]): path.parent for path in found if (match := COMPLETE.fullmatch(path.parent.name))}
 
 
 def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Line:

@@ -29,13 +29,6 @@ def checkpoints_of(output_dir: str | Path) -> dict[int, Path]:
     return folders.complete_in(folder(output_dir))
 
 
-def remove_partials(output_dir: str | Path) -> None:
-    """Remove, and print, the incomplete checkpoints of an earlier start. Only processes that write call it."""
-    for partial, _ in folders.ours(folder(output_dir), folders.PARTIAL):
-        folders.remove(partial)
-        print(f"removed {partial}, a checkpoint that was never finished")
-
-
 def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     """The checkpoint to resume from and its state; None for a run from the start. Call it on every process.
 

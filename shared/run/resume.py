@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from shared.checkpoints import resuming
+from shared.checkpoints.folders import PARTIAL
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
@@ -238,7 +239,7 @@ def clean_up(output_dir: Path) -> None:
     """Remove what an interrupted start left: its marker, and what it did not write to the end."""
     with signals.heard.removing:
         (output_dir / signals.MARKER).unlink(missing_ok=True)
-    resuming.remove_partials(output_dir)
+    remove_unfinished(resuming.folder(output_dir), PARTIAL)
     remove_unfinished(output_dir)
 
 

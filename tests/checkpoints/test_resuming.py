@@ -14,9 +14,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from shared.checkpoints import folders, resuming, saving
+from shared.checkpoints.folders import PARTIAL
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
+from shared.disk import remove_unfinished
 from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.processes import agreement
@@ -200,7 +202,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_the_reason(two_saved, tmp_p
         find(tmp_path, tmp_path / "checkpoints/step_00000006")
 
 
-def test_an_incomplete_checkpoint_does_not_count_and_is_removed(accelerator, model, tmp_path, capsys):
+def test_an_incomplete_checkpoint_does_not_count_and_is_removed(accelerator, model, tmp_path):
     save_all(accelerator, config(tmp_path), (3, 6))
     (tmp_path / "checkpoints/step_00000006/manifest.json").unlink()
     left = tmp_path / "checkpoints/step_00000009.partial-0123abcd"
@@ -208,8 +210,7 @@ def test_an_incomplete_checkpoint_does_not_count_and_is_removed(accelerator, mod
     assert set(resuming.checkpoints_of(tmp_path)) == {3}
     save_all(accelerator, config(tmp_path), (6, 9))  # incomplete checkpoints do not prevent it
     assert set(resuming.checkpoints_of(tmp_path)) == {3, 6, 9}
-    resuming.remove_partials(tmp_path)
-    assert capsys.readouterr().out == f"removed {left}, a checkpoint that was never finished\n"
+    remove_unfinished(tmp_path / "checkpoints", PARTIAL)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"step_{step:08d}" for step in (3, 6, 9)}
 
 

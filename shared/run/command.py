@@ -49,7 +49,7 @@ def run(
         exit_with_error(error)
     except Exception as error:
         if number_of(error) in NO_SPACE:
-            exit_with_error(UserError(f"the disk is full ({error}): free space and start again, to resume the run"))
+            exit_with_error(UserError(f"the disk is full ({error}): free space and start again"))
         if ran_out(error):
             exit_with_error(UserError(advice_on_memory(config)))
         if "not have a deterministic implementation" in str(error):

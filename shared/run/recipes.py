@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 from shared.config import options
-from shared.disk import NO_SPACE, number_of
 from shared.errors import UserError, first_line
 from shared.run.command import ran_out, require_own_shared, run
 
@@ -20,8 +19,6 @@ def run_work(work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:
-            if number_of(error) in NO_SPACE:
-                raise UserError(f"the disk is full ({error}): free space and start again") from error
             if ran_out(error):  # no flag of these commands is known to help
                 raise UserError(f"out of memory: {first_line(error)}") from error
             raise

@@ -275,13 +275,10 @@ class Saver:
         the run was stopped early.
         """
         accelerator, config, step = self.accelerator, self.config, progress.best_step
-        if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
-            name = f"eval_{config.metric_for_best_model.removeprefix('eval_')}"
-            ends_with = "model/ has that one" if config.load_best_model_at_end else "model/ has the last one"
+        if progress.out_of_patience(config.early_stopping_patience):
             accelerator.print(
                 f"early stopping after step {progress.step}: {count_of(progress.evaluations_since_best, 'evaluation')} "
-                f"without a better result than that of step {step} ({name} {progress.best_results[name]:.4g}); "
-                f"{ends_with}"
+                f"without a better result than that of step {step}"
             )
         if not config.load_best_model_at_end or step is None or step == progress.step:
             return

@@ -6,7 +6,7 @@ micro-batches of even cost within a budget. The number of processes only determi
 micro-batch, not the cut (see `_count` for the exception). A resumed run asks the plan for the next step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -18,7 +18,6 @@ from shared.errors import UserError
 from shared.plan.cutting import Budget, costs_of, cut_points, share
 from shared.plan.draws import Ints, permutation
 
-BLOCK = 1 << 20  # samples that are sorted for an evaluation at once
 COMPARED = 1 << 14  # samples of the steps whose cuts are compared at the start: their lengths may be on a slow disk
 
 
@@ -131,10 +130,8 @@ class Plan:
 
     def evaluation(
         self, lengths: NDArray[np.integer], padded: Callable[[NDArray[Any]], NDArray[Any]] | None = None
-    ) -> Iterator[MicroBatch]:
+    ) -> list[MicroBatch]:
         """This process's share of an evaluation pass, in micro-batches of twice the budget: no activations are kept.
-
-        The samples are sorted in blocks, so that the memory does not grow with their number.
 
         Args:
             lengths: int [n], tokens of each sample of the data that are evaluated.
@@ -142,11 +139,8 @@ class Plan:
         """
         twice = self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples
         budget = Budget(*twice, self.packed)
-        place = self.num_processes, self.process_index, self.equal_counts
-        for start in range(0, len(lengths), BLOCK):
-            block = np.asarray(lengths[start : start + BLOCK])
-            for micro_batch in evaluation_batches(padded(block) if padded else block, budget, *place):
-                yield replace(micro_batch, samples=start + micro_batch.samples)
+        taken = padded(np.asarray(lengths)) if padded else np.asarray(lengths)
+        return evaluation_batches(taken, budget, self.num_processes, self.process_index, self.equal_counts)
 
     def lengths_of(self, samples: Ints) -> Ints:
         """int64 [n]: the tokens that `samples` [n] take, each padded on its own."""

@@ -10,7 +10,6 @@ from large_data import traced
 
 from shared.augmentation.augmentation import RepeatingPlan
 from shared.errors import UserError
-from shared.plan import batches
 from shared.plan.batches import Plan
 from shared.plan.cutting import Budget, cut_points
 from shared.plan.draws import hash64, permutation
@@ -215,14 +214,12 @@ def test_idle_time_of_two_processes_is_small():
 
 
 @settings(max_examples=100, deadline=None)
-@given(plans(), st.integers(0, 20), st.sampled_from([7, 1 << 20]))
-def test_an_evaluation_counts_every_sample_once_also_in_blocks(arguments, padding, block):
+@given(plans(), st.integers(0, 20))
+def test_an_evaluation_counts_every_sample_once(arguments, padding):
     lengths, budget = arguments["lengths"], arguments["max_tokens"] and arguments["max_tokens"] + padding
     arguments |= {"max_tokens": budget}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "BLOCK", block)
-        plans_ = [Plan(**arguments, process_index=rank) for rank in range(arguments["num_processes"])]
-        everyone = [[*plan.evaluation(lengths, lambda part: part + padding)] for plan in plans_]
+    plans_ = [Plan(**arguments, process_index=rank) for rank in range(arguments["num_processes"])]
+    everyone = [plan.evaluation(lengths, lambda part: part + padding) for plan in plans_]
     counted = [m.samples for mine in everyone for m in mine if m.counted]
     assert sorted(np.concatenate(counted).tolist()) == list(range(len(lengths)))
     assert all(size_of(lengths[ids] + padding, arguments["packed"]) <= 2 * (budget or np.inf) for ids in counted)

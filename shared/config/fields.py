@@ -25,8 +25,6 @@ class Limits:
 
     def __str__(self) -> str:
         """The limits in words, to follow "must be"."""
-        if math.isfinite(self.least) and math.isfinite(self.most):
-            return f"between {self.least:g} and {self.most:g}"
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{word} {limit:g}" for word, limit in words.items() if math.isfinite(limit))
 

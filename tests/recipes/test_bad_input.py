@@ -38,7 +38,7 @@ REFUSED = {
     "embeddings": [
         (["--global_batch_size", 1], "--global_batch_size 1: the loss compares the samples of a batch"),
         (["--prompts", "query: "], "--prompts 'query: ': give one for each of --text_column_names anchor positive"),
-        (["--false_negative_margin", 3], "--false_negative_margin 3.0: must be between -2 and 2"),
+        (["--false_negative_margin", 3], "--false_negative_margin 3.0: must be at least -2 and at most 2"),
         (["--static", "--pooling", "cls"], "--pooling cls: the embedding of a text by --static is the mean"),
         (["--label_column_name", "score", "--corpus_file", "none.csv"], "--corpus_file none.csv exclude each"),
         (["--label_column_name", "negative"], "in negative: regression needs a number"),

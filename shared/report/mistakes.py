@@ -20,6 +20,7 @@ FILE = "mistakes.json"
 WORST = 16  # samples
 MOST_CLASSES = 100  # with counts
 MOST_CONFUSED = 20  # classes of the matrix
+MOST_POINTS = 500  # [target, prediction] of a regression, evenly spread over the data
 LONGEST = 400  # characters of a text
 
 
@@ -78,14 +79,18 @@ def mistakes(
     targets: NDArray[Any],
 ) -> dict[str, Any]:
     """The content of mistakes.json; `predictions` have the shape of `targets`, for the rest see `Mistakes`."""
-    found: dict[str, Any] = {}
-    if names and targets.ndim == 1:
+    found: dict[str, Any]
+    if not names:
+        some = np.linspace(0, len(targets) - 1, min(len(targets), MOST_POINTS)).astype(np.int64)
+        both = np.stack([targets[some], predictions[some]], 1).astype(np.float64)
+        found = {"points": both[np.isfinite(both).all(1)].tolist()}
+    elif targets.ndim == 1:
         predictions, targets = predictions.astype(np.int64), targets.astype(np.int64)
         hits = targets[predictions == targets]
         true, predicted, hit = (np.bincount(each, minlength=len(names)) for each in (targets, predictions, hits))
         errors = true + predicted - 2 * hit
         found = classes(names, true, predicted, hit) | confused(names, predictions, targets, errors)
-    elif names:
+    else:
         predictions, targets = predictions == 1, targets == 1
         found = classes(names, targets.sum(0), predictions.sum(0), (predictions & targets).sum(0))
 

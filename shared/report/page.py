@@ -11,6 +11,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
 from shared.extras.costs import NAMES, Lines, breakdown, facts, seconds_by_part
-from shared.extras.curves import STYLE, Panel, draw_curves, draw_panel, find_panels
+from shared.extras.curves import LARGEST, STYLE, Panel, draw_curves, draw_panel, find_panels
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import put, read_metrics
 from shared.report import mistakes
@@ -116,6 +117,8 @@ def page(folder: Path) -> str:
         figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines)],
         found=found,
         exp=math.exp,
+        scatter=scatter(found["points"]) if found.get("points") else None,
+        size=f"{WIDTH} {HEIGHT}",
         spent={NAMES[part]: seconds for part, seconds in spent.items() if seconds > 0},
         total=sum(spent.values()),
         facts=facts(lines) if spent else [],
@@ -156,30 +159,56 @@ def command(folder: Path) -> str:
     return shlex.join(sum(reset, words))
 
 
-def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
-    """The drawing of a panel of curves.png, each line with at most MOST_POINTS points: [x, y, what it says]."""
+def drawn(draw: Callable[[Any], object]) -> tuple[Any, str]:
+    """The axes on which `draw` has drawn, and their drawing in the colors of the page."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    lines = {label: thinned(np.array(steps), np.array(values)) for label, (steps, values) in panel.series.items()}
     file = io.StringIO()
     with style.context([*STYLE, PAGE_STYLE]):
         axes = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72).add_axes(AXES)
-        draw_panel(axes, dataclasses.replace(panel, title="", unit="", series=lines), last_step)
+        draw(axes)
         axes.figure.savefig(file, format="svg", transparent=True)
     drawing = file.getvalue().partition("</defs>")[2].rpartition("</svg>")[0]  # without its head, which has addresses
     for color, name in COLORS.items():
         drawing = drawing.replace(color, f"var({name})")
+    return axes, drawing
+
+
+def points_on(axes: Any, x: Any, y: Any, said: Iterable[str]) -> list[list[Any]]:
+    """The finite ones of points [n], with what they say: [x, y, text]."""
+    places = axes.transData.transform(np.stack([x, y], 1)).round(1).tolist()
+    return [[x, HEIGHT - y, text] for (x, y), text in zip(places, said, strict=True) if math.isfinite(y)]
+
+
+def figure_of(panel: Panel, last_step: int) -> dict[str, Any]:
+    """The drawing of a panel of curves.png, each line with at most MOST_POINTS points."""
+    lines = {label: thinned(np.array(steps), np.array(values)) for label, (steps, values) in panel.series.items()}
+    plain = dataclasses.replace(panel, title="", unit="", series=lines)
+    axes, drawing = drawn(lambda axes: draw_panel(axes, plain, last_step))
     unit = f" {panel.unit}" if panel.unit else ""
     points = []
     for label, (steps, values) in lines.items():
-        places = axes.transData.transform(np.stack([steps, values], 1)).round(1).tolist()
-        for step, value, (x, y) in zip(steps.tolist(), values.tolist(), places, strict=True):
-            if math.isfinite(y):
-                points.append([x, HEIGHT - y, f"step {step:,.0f}: {label or panel.title.lower()} {value:.5g}{unit}"])
+        each = zip(steps.tolist(), values.tolist(), strict=True)
+        said = (f"step {step:,.0f}: {label or panel.title.lower()} {value:.5g}{unit}" for step, value in each)
+        points += points_on(axes, steps, values, said)
     last = {label or "last": f"{values[-1]:.4g}" for label, (_, values) in panel.series.items()}
-    size = f"{WIDTH} {HEIGHT}"
-    return {"title": panel.title, "unit": panel.unit, "size": size, "drawing": drawing, "points": points, "last": last}
+    return {"title": panel.title, "unit": panel.unit, "drawing": drawing, "points": points, "last": last}
+
+
+def scatter(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The drawing of [target, prediction] pairs, with the diagonal on which both are equal."""
+    targets, predictions = both = np.clip(np.array(pairs, np.float64), -LARGEST, LARGEST).T
+
+    def draw(axes: Any) -> None:
+        axes.plot(targets, predictions, linestyle="", marker="o")
+        axes.plot([both.min(), both.max()], [both.min(), both.max()])
+        axes.set_xlabel("target")
+
+    axes, drawing = drawn(draw)
+    said = (f"is {target:.5g}, predicted {prediction:.5g}" for target, prediction in pairs)
+    points = points_on(axes, targets, predictions, said)
+    return {"title": "Predictions and targets", "unit": "prediction", "drawing": drawing, "points": points, "last": {}}
 
 
 def thinned(steps: NDArray[Any], values: Floats) -> tuple[Floats, Floats]:

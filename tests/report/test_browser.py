@@ -25,7 +25,7 @@ pytestmark = pytest.mark.docs
 RECIPES = ("nlp", "regression", "mlm", "token_classification", "embeddings", "image_classification")
 SECTIONS = {
     "nlp": ["Scores", "Curves", "Classes", "Most confidently wrong"],
-    "regression": ["Scores", "Curves", "Largest errors"],
+    "regression": ["Scores", "Curves", "Predictions", "Largest errors"],
     "mlm": ["Scores", "Curves"],
     "embeddings": ["Scores", "Curves"],
 }

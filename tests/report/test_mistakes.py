@@ -74,9 +74,11 @@ def test_several_labels_of_a_sample_are_counted_label_by_label():
     assert "confused" not in found
 
 
-def test_a_regression_has_its_largest_errors():
+def test_a_regression_has_points_without_those_that_are_not_finite():
     found = of((), [1.0, math.nan, 3.0], [1.5, 2.0, 3.0], np.array([0.25, math.nan, 0.0]))
+    assert found["points"] == [[1.5, 1.0], [3.0, 3.0]]
     assert [(sample["says"], sample["is"]) for sample in found["worst"]] == [("nan", "2"), ("1", "1.5")]
+    assert len(of((), np.zeros(5000), np.ones(5000))["points"]) == mistakes.MOST_POINTS
 
 
 @pytest.fixture

@@ -166,9 +166,10 @@ def drawn(draw: Callable[[Any], object]) -> tuple[Any, str]:
 
     file = io.StringIO()
     with style.context([*STYLE, PAGE_STYLE]):
-        axes = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72).add_axes(AXES)
+        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72)
+        axes = figure.add_axes(AXES)
         draw(axes)
-        axes.figure.savefig(file, format="svg", transparent=True)
+        figure.savefig(file, format="svg", transparent=True)
     drawing = file.getvalue().partition("</defs>")[2].rpartition("</svg>")[0]  # without its head, which has addresses
     for color, name in COLORS.items():
         drawing = drawing.replace(color, f"var({name})")

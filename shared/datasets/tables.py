@@ -169,20 +169,19 @@ def read_dataset(config: DataOptions, label_columns: Sequence[str]) -> list[pa.T
         raise UserError(f"--dataset_config_name {config_name} has no effect on the folder {name}: remove it")
     parts = read_saved(name) if Path(name).is_dir() else read_hub(name, config_name)
     source, there = f"--dataset_name {name}", f"(splits: {', '.join(parts)})"
-    for flag in ("train_split_name", "validation_split_name"):
-        if (given := getattr(config, flag)) not in (None, *parts):
-            raise UserError(f"--{flag} {given}: {source} has no such split {there}")
-    train, split = config.train_split_name or _first_split(parts, TRAIN_SPLITS), config.validation_split_name
-    if train is None:
-        raise UserError(f"{source} has no train split {there}: select one with --train_split_name")
+    train = config.train_split_name or _first_split(parts, TRAIN_SPLITS) or TRAIN_SPLITS[0]
+    split = config.validation_split_name
     if train == split:
         raise UserError(f"--validation_split_name {train} is the training split {there}: use another")
     if split is None:
         others = {other: table for other, table in parts.items() if other != train}
         split = _validation_split(others, source, label_columns)
     chosen = [train, split] if split else [train]
-    if empty := [used for used in chosen if not parts[used].num_rows]:
-        raise UserError(f"{source}: its split {empty[0]} has no rows: use another split")
+    if without := [used for used in chosen if used not in parts or not parts[used].num_rows]:
+        raise UserError(
+            f"{source} has no split {without[0]} with rows {there}: select another with --train_split_name or "
+            "--validation_split_name"
+        )
     return [parts[used] for used in chosen]
 
 

@@ -87,7 +87,7 @@ def test_what_is_no_data_set_is_refused_and_a_missing_folder_is_not_taken_as_a_h
     saved = saved_splits(tmp_path / "saved", test=2)
     missing = ("./gone", "/gone/folder", "~/gone", "out/some/folder")
     for name, config, expected in (
-        (saved, None, r"no train split \(splits: test\)"),
+        (saved, None, r"has no split train with rows \(splits: test\)"),
         (tmp_path, None, "--dataset_name .* should be one that save_to_disk of datasets wrote"),
         (saved, "mrpc", "--dataset_config_name mrpc"),
         (write(tmp_path / "a.csv", "x\n1\n"), None, "use it as --train_file"),
@@ -158,9 +158,9 @@ def test_splits_can_be_selected_by_name_and_messages_list_the_existing_ones(tmp_
     train, validation = load(dataset_name=folder, train_split_name="extra", validation_split_name="held")
     assert (source_of(train), validation.num_rows) == (f"--dataset_name {folder} (split extra)", 3)
     for flags, expected in (
-        ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held"),
+        ({"train_split_name": "trian"}, r"has no split trian with rows \(splits: train, extra, held"),
         ({"validation_split_name": "train"}, "--validation_split_name train is the training split"),
-        ({"validation_split_name": "none"}, "its split none has no rows: use another split"),
+        ({"validation_split_name": "none"}, "has no split none with rows .*: select another with"),
     ):
         with pytest.raises(UserError, match=expected):
             load(dataset_name=folder, **flags)

@@ -106,12 +106,12 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(folder.name + ".lock")).acquire(blocking=wait):
             yield
+    except Timeout:  # an OSError, too
+        raise
     except OSError as error:
-        if isinstance(error, Timeout):
-            raise
-        reason = error.strerror or error
         raise UserError(
-            f"cannot write prepared data to {cache_dir()} ({reason}): set ACCELERATE_RECIPES_CACHE to another folder"
+            f"cannot write prepared data to {cache_dir()} ({error.strerror or error}): set ACCELERATE_RECIPES_CACHE to "
+            "another folder"
         ) from None
 
 

@@ -212,11 +212,8 @@ def missing(table: pa.Table, column: str, of_values: bool = False) -> np.ndarray
 
 
 def unlabeled(table: pa.Table, column: str) -> bool:
-    """Whether all labels are missing, or all are -1, which on the Hub means that they are not published."""
-    if column not in table.column_names or not table.num_rows:
-        return False
-    is_id = pa.types.is_integer(table.schema.field(column).type)
-    return bool(missing(table, column, of_values=True).all() or (is_id and pc.all(pc.equal(table[column], -1)).as_py()))
+    """Whether all labels are missing, as where they are not published; also of a table without rows."""
+    return column in table.column_names and bool(missing(table, column, of_values=True).all())
 
 
 def refuse_missing(

@@ -60,8 +60,7 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
     """Make a byte-level tokenizer cut a word alone into the same pieces as after a space, and return it.
 
     Byte-level tokenizers (RoBERTa, ModernBERT) have different pieces for the beginning of a word with and without a
-    space before it, and were trained on texts with spaces. The exported tokenizer has the same setting. If a tokenizer
-    keeps the difference, a message is printed.
+    space before it, and were trained on texts with spaces. The exported tokenizer has the same setting.
 
     Raises:
         UserError: the tokenizer is not a fast one.
@@ -74,12 +73,6 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
         spaced.add_prefix_space = True
         fast.pre_tokenizer = spaced
         tokenizer.add_prefix_space = tokenizer.init_kwargs["add_prefix_space"] = True  # as the exported files need it
-    together = fast.encode("the word", add_special_tokens=False).ids
-    if fast.encode(["the", "word"], is_pretokenized=True, add_special_tokens=False).ids != together:
-        say(
-            f"warning: {type(tokenizer).__name__} cuts words into other pieces than in a text with spaces, which may "
-            "cost accuracy: a model with another tokenizer may be better"
-        )
     return tokenizer
 
 

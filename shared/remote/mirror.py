@@ -31,7 +31,7 @@ FLAG = "--mirror_checkpoints"
 MANIFEST, METRICS, PROBE = "manifest.json", "metrics.jsonl", ".writable"
 PIECE_READ, PIECE_WRITTEN = 1 << 26, 1 << 22  # bytes of a request, and bytes that are given to the client at once
 FILES_AT_ONCE = 2  # each may take the memory of two parts of an upload, of 50 MB in s3fs
-POLL, BETWEEN_ATTEMPTS = 1.0, 10.0  # seconds between two looks at the folder, and between two attempts
+POLL, BETWEEN_ATTEMPTS = 0.5, 10.0  # seconds between two looks at the folder, and between two attempts
 PATIENCE_AT_END, PATIENCE_AT_SIGNAL = 300.0, 30.0  # seconds that a run waits for its last upload ...
 SLOWEST = 10e6  # ... besides one second for so many bytes
 
@@ -45,15 +45,21 @@ class Mirror(Hook):
 
     The main process writes the mirror: with --save_on_each_node all machines have the same checkpoints. Each process
     that writes checkpoints loads them.
+
+    A thread copies the newest complete checkpoint whenever the mirror lacks it. It looks at the folder, so nothing in
+    the training waits for it. If a checkpoint is complete while an older one is being copied, it comes next; those in
+    between are left out.
     """
 
-    copies: "Copies | None" = None  # of the main process, once training begins
+    thread: threading.Thread | None = None  # of the main process, once training begins
 
     def opened(self, run: Any) -> None:
         """Refuse a URL with a password."""
         self.run, self.url = run, run.config.mirror_checkpoints
         self.store, self.where = RemoteFolder(self.url, FLAG), f"{FLAG} {self.url}"
         self.complete: set[int] = set()  # steps, in the mirror; known to the main process
+        self.problem = ""  # of the attempts since the last success
+        self.finished = threading.Event()  # no checkpoint follows
 
     def folder_locked(self) -> None:
         """Refuse a mirror that cannot be used; copy its newest checkpoint if it is newer than those of the folder.
@@ -73,7 +79,8 @@ class Mirror(Hook):
 
     def begun(self, run: Any) -> None:
         if run.accelerator.is_main_process:
-            self.copies = Copies(self.store, run.config, self.complete)
+            self.thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+            self.thread.start()
 
     def exported(self, folder: Path) -> None:
         """Wait for the last checkpoint.
@@ -81,16 +88,14 @@ class Mirror(Hook):
         Raises:
             UserError: it could not be copied; the run does not count as finished, so that a new start tries again.
         """
-        problem = self.copies.wait(PATIENCE_AT_END) if self.copies else ""
+        problem = self._wait(PATIENCE_AT_END)
         message = f"{self.where}: {problem}: start again to retry, or leave the flag out; {folder} has the model"
         agree(self.run.accelerator, UserError(message) if problem else None)
 
     def closed(self) -> None:
-        """Wait for the last checkpoint of a run that a signal ends, and end the copies."""
-        if self.copies:
-            if problem := self.copies.wait(PATIENCE_AT_SIGNAL):
-                complain(f"warning: {self.where}: {problem}; it is in {self.run.config.output_dir}")
-            self.copies.closed.set()
+        """Wait for the last checkpoint of a run that a signal ends."""
+        if problem := self._wait(PATIENCE_AT_SIGNAL):
+            complain(f"warning: {self.where}: {problem}; it is in {self.run.config.output_dir}")
 
     def _check(self) -> list[str] | None:
         """Refuse a mirror that cannot be used; the digests of the data of the run in it, if there are any."""
@@ -188,77 +193,55 @@ class Mirror(Hook):
             raise Damaged(f"its manifest cannot be read ({error})") from None
         return manifest, json.loads(state)
 
-
-def complete_steps(sizes: Mapping[str, int]) -> set[int]:
-    """The steps of the complete checkpoints of a mirror with these files."""
-    found = (folders.COMPLETE.fullmatch(name.removesuffix(f"/{MANIFEST}")) for name in sizes if name.endswith(MANIFEST))
-    return {int(match[1]) for match in found if match}
-
-
-class Copies:
-    """A thread that copies the newest complete checkpoint of a run to its mirror, whenever the mirror lacks it.
-
-    The thread looks at the folder, so nothing in the training waits for it. If a checkpoint is complete while an older
-    one is being copied, it comes next; those in between are left out.
-    """
-
-    def __init__(self, store: RemoteFolder, config: options.Options, complete: set[int]) -> None:
-        self.store, self.config, self.complete = store, config, complete
-        self.problem = ""  # of the attempts since the last success
-        self.settled: int | None = None  # the newest step, once the mirror has it and nothing is left to do
-        self.wake, self.closed = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        self.thread.start()
-
-    def wait(self, patience: float) -> str:
-        """Wait until the newest checkpoint is in the mirror; "" or why it is not, after a time that grows with it."""
-        found = resuming.checkpoints_of(self.config.output_dir)
-        if not found:
+    def _wait(self, patience: float) -> str:
+        """Wait for the thread to copy the last checkpoint, for a time that grows with it; "" or why it is missing."""
+        found = resuming.checkpoints_of(self.run.config.output_dir)
+        if not found or not self.thread:
             return ""
         newest = max(found)
         size = sum(file.stat().st_size for file in found[newest].rglob("*"))
-        end = time.monotonic() + patience + size / SLOWEST
-        self.wake.set()
-        while self.settled != newest and time.monotonic() < end:
-            time.sleep(0.05)
+        self.finished.set()
+        self.thread.join(patience + size / SLOWEST)
         if newest in self.complete:
             return ""
         return f"{found[newest].name} could not be copied ({self.problem or 'it takes too long'})"
 
     def _work(self) -> None:
-        """Copy until the run has ended: `closed` is set, or its folder is no longer locked."""
+        """Copy until the mirror has the last checkpoint, or the folder is no longer locked."""
         lower_priority()
-        lock = Path(self.config.output_dir) / folder_lock.NAME
-        while not self.closed.is_set() and lock.exists():
+        lock = Path(self.run.config.output_dir) / folder_lock.NAME
+        while lock.exists():
+            is_last = self.finished.is_set()
             try:
                 self._copy_missing()
             except Exception as error:  # each client library has its own; the training goes on
                 if not self.problem:
                     complain(
-                        f"warning: {FLAG} {self.store.url} cannot be written ({failure_in_words(error)}): the training "
-                        f"goes on, and the newest checkpoint is tried again every {BETWEEN_ATTEMPTS:.0f} s"
+                        f"warning: {self.where} cannot be written ({failure_in_words(error)}): the training goes on, "
+                        f"and the newest checkpoint is tried again every {BETWEEN_ATTEMPTS:.0f} s"
                     )
                 self.problem = failure_in_words(error)
                 self.store.reopen()
-            self.wake.wait(BETWEEN_ATTEMPTS if self.problem else POLL)
-            self.wake.clear()
+            else:
+                if is_last:
+                    return
+            time.sleep(BETWEEN_ATTEMPTS if self.problem else POLL)
 
     def _copy_missing(self) -> None:
         """Copy the newest checkpoint, and before it the best one, if the mirror lacks them; remove old ones."""
-        found = resuming.checkpoints_of(self.config.output_dir)
+        config = self.run.config
+        found = resuming.checkpoints_of(config.output_dir)
         newest = max(found, default=None)
         if newest is None or newest in self.complete:
-            self.settled = newest
             return
-        best = resuming.read_state(found[newest])["best_step"] if self.config.load_best_model_at_end else None
+        best = resuming.read_state(found[newest])["best_step"] if config.load_best_model_at_end else None
         if best in found and best not in {newest, *self.complete}:
             with contextlib.suppress(Damaged):  # the end of the run says so
                 self._copy(best, found[best])
         self._copy(newest, found[newest])
         self._rotate(newest, best)
-        self.settled = newest
         if self.problem:
-            complain(f"{FLAG} {self.store.url} has {found[newest].name}: it can be written again")
+            complain(f"{self.where} has {found[newest].name}: it can be written again")
         self.problem = ""
 
     def _copy(self, step: int, path: Path) -> None:
@@ -280,7 +263,7 @@ class Copies:
         """Remove what is older than the newest checkpoint and not among those to keep, also unfinished uploads."""
         sizes = self.store.sizes()
         older = sorted(step for step in self.complete if step <= newest)
-        keep = {*older[-(self.config.save_total_limit or len(older)) :], best}
+        keep = {*older[-(self.run.config.save_total_limit or len(older)) :], best}
         for name in {name.partition("/")[0] for name in sizes if "/" in name}:
             match = folders.COMPLETE.fullmatch(name)
             if match and int(match[1]) < newest and int(match[1]) not in keep:
@@ -288,6 +271,12 @@ class Copies:
                 if f"{name}/{MANIFEST}" in sizes:
                     self.store.remove(f"{name}/{MANIFEST}")
                 self.store.remove(name)
+
+
+def complete_steps(sizes: Mapping[str, int]) -> set[int]:
+    """The steps of the complete checkpoints of a mirror with these files."""
+    found = (folders.COMPLETE.fullmatch(name.removesuffix(f"/{MANIFEST}")) for name in sizes if name.endswith(MANIFEST))
+    return {int(match[1]) for match in found if match}
 
 
 def verified_pieces(path: Path, name: str, line: Line) -> Iterator[bytes]:

@@ -72,13 +72,14 @@ class Run:
         contents = {"state.json": json.dumps(state).encode(), "part/0": bytes([step]) * 5000}
         folders.commit(partial, path, {name: folders.write_file(partial / name, [contents[name]]) for name in contents})
         folders.rotate(path, self.config.save_total_limit, best)
-        assert not copied or self.mirror.copies.wait(30) == ""
+        if copied:
+            wait_until(lambda: step in self.mirror.complete and not self.mirror.problem)
         return path
 
     def end(self):
-        if self.mirror.copies:
-            self.mirror.copies.closed.set()
-            self.mirror.copies.thread.join()
+        if self.mirror.thread:
+            (self.output / folder_lock.NAME).unlink(missing_ok=True)
+            self.mirror.thread.join()
 
     def steps(self):
         return sorted(resuming.checkpoints_of(self.output))
@@ -164,7 +165,7 @@ def test_a_copy_that_ends_after_any_write_leaves_the_older_checkpoint_the_newest
         monkeypatch.setattr(RemoteFolder, "write", dying)
         left[0] = writes
         run.save(4, copied=False)
-        wait_until(lambda run=run: run.mirror.copies.problem)
+        wait_until(lambda run=run: run.mirror.problem)
         run.end()
         monkeypatch.setattr(RemoteFolder, "write", write)
         new = start(f"new {writes}")
@@ -225,7 +226,7 @@ def test_checkpoints_of_the_folder_come_first_if_they_are_intact_and_as_new(star
         run.save(5, copied=False)
     last = start()
     assert last.steps() == [3, 5]
-    assert last.mirror.copies.wait(30) == ""
+    assert last.mirror._wait(30) == ""
     assert same(run.output, folder, 5)
 
 
@@ -260,7 +261,7 @@ def test_the_best_checkpoint_is_copied_before_one_that_refers_to_it_unless_it_is
     if not intact:
         runs.flip_a_bit(saved[0] / "part/0")
     monkeypatch.setattr(RemoteFolder, "write", lambda store, name, _: (names.append(name), write(store, name, _)))
-    assert start(load_best_model_at_end=True).mirror.copies.wait(30) == ""
+    assert start(load_best_model_at_end=True).mirror._wait(30) == ""
     assert [name for name in names if "manifest" in name] == [f"step_0000000{step}/manifest.json" for step in copied]
 
 
@@ -279,12 +280,11 @@ def test_an_outage_is_one_warning_and_afterwards_the_newest_checkpoint_is_copied
             run.save(step, copied=False)
         wait_until(lambda: failing.call_count > 5)
         monkeypatch.setattr(RemoteFolder, "write", write)
-        assert run.mirror.copies.wait(30) == ""
-        wait_until(lambda: not run.mirror.copies.problem)
+        wait_until(lambda steps=steps: steps[1] in run.mirror.complete and not run.mirror.problem)
         warning, over = capsys.readouterr().err.splitlines()
         assert warning.startswith(f"warning: {where} cannot be written (OSError: Service Unavailable): the training ")
         assert over == f"{where} has step_0000000{steps[1]}: it can be written again"
-    assert steps_in(folder) == [1, 3, 5]
+    wait_until(lambda: steps_in(folder) == [1, 3, 5])
 
 
 @pytest.mark.parametrize(("damage", "problem"), [(runs.flip_a_bit, "is damaged"), (Path.unlink, "cannot be read")])
@@ -293,8 +293,8 @@ def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_a_warning(start, f
     run.end()
     damage(run.save(1, copied=False) / "part/0")
     run = start()
-    wait_until(lambda: run.mirror.copies.problem)
-    assert f"step_00000001 could not be copied (Damaged: part/0 {problem}" in run.mirror.copies.wait(0)
+    wait_until(lambda: run.mirror.problem)
+    assert f"step_00000001 could not be copied (Damaged: part/0 {problem}" in run.mirror._wait(0)
     assert capsys.readouterr().err.count(f"cannot be written (Damaged: part/0 {problem}") == 1
     run.save(2)
     assert files_in(folder, 2) == {*FILES}
@@ -308,7 +308,7 @@ def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder,
     monkeypatch.setattr(mirror, "PATIENCE_AT_SIGNAL", 0.1)
     run.mirror.exported(run.output / "model")  # there is no checkpoint
     run.save(1, copied=False)
-    wait_until(lambda: run.mirror.copies.problem)
+    wait_until(lambda: run.mirror.problem)
     expected = f"--mirror_checkpoints file://{folder}: step_00000001 could not be copied (OSError: Service Unavailable)"
     retry = f"{expected}: start again to retry, or leave the flag out; {run.output}/model has the model"
     assert refusal(run.mirror.exported, run.output / "model") == retry
@@ -323,7 +323,7 @@ def test_the_end_waits_for_the_last_checkpoint_for_a_bounded_time(start, folder,
 def test_a_thread_ends_with_the_lock_of_the_folder(start):
     run = start()
     (run.output / folder_lock.NAME).unlink()
-    wait_until(lambda: not run.mirror.copies.thread.is_alive())
+    wait_until(lambda: not run.mirror.thread.is_alive())
 
 
 # Refusals
@@ -384,11 +384,11 @@ def test_credentials_that_expire_are_read_again(start, monkeypatch, tmp_path):
         run.save(1)
         valid.symmetric_difference_update({"old", "new"})
         run.save(2, copied=False)
-        wait_until(lambda: run.mirror.copies.problem)
-        assert run.mirror.copies.problem == "PermissionError: ExpiredToken"
+        wait_until(lambda: run.mirror.problem)
+        assert run.mirror.problem == "PermissionError: ExpiredToken"
         assert "run/step_00000002/manifest.json" not in server.names("bucket")
         credentials.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = secret\n")
-        assert run.mirror.copies.wait(30) == ""
+        wait_until(lambda: 2 in run.mirror.complete)
         assert "run/step_00000002/manifest.json" in server.names("bucket")
         valid.symmetric_difference_update({"new", "newest"})
         credentials.write_text("[default]\naws_access_key_id = newest\naws_secret_access_key = secret\n")

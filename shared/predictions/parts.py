@@ -58,7 +58,7 @@ def predict_in_parts(accelerator: Any, request: Request, prediction: Prediction)
         accelerator.print(f"{request.output} holds these predictions already")
         return task
     parts = cut_into_parts(prediction.batches, request.parts_folder, key_digest(task))
-    missing = on_main_process(accelerator, lambda: [file for file in parts if read_part(file) is None])
+    missing = on_main_process(accelerator, lambda: [file for file in parts if not file.exists()])
     rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
     if len(missing) < len(parts):
         rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
@@ -76,14 +76,6 @@ def cut_into_parts(batches: Sequence[MicroBatch], folder: Path, digest_of_task: 
     """The cut of all micro-batches into parts."""
     cut = division.parts_of(len(batches), 1 + len(batches) // MOST_PARTS)
     return {folder / f"part_{i.start:04}-{i.stop:04}_{digest_of_task}.npy": batches[i.start : i.stop] for i in cut}
-
-
-def read_part(file: Path) -> Outputs | None:
-    """The outputs [n, width] of a part; None if the file does not exist or is damaged."""
-    with suppress(OSError, ValueError, EOFError):
-        outputs: Outputs = np.load(file, mmap_mode="r")
-        return outputs
-    return None
 
 
 def write_part(file: Path, outputs: Outputs) -> None:
@@ -117,17 +109,14 @@ def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
     """All outputs [M, width] in the order of the input, in a file of `folder` that is mapped into memory.
 
     Raises:
-        UserError: an output other than a loss is not finite, or another machine wrote a part to its own disk.
+        UserError: an output other than a loss is not finite, or a part cannot be read: another machine may have it.
     """
     widths, bounds = prediction.widths, prediction.bounds
     with about(FLAG):
         outputs = np.lib.format.open_memmap(folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
     for file, batches in parts.items():
-        if (found := read_part(file)) is None:
-            raise UserError(
-                f"{file} is missing, because another machine wrote it to its own disk: give a {FLAG} in a folder that "
-                "all machines share"
-            )
+        with about(f"{FLAG} must name a file in a folder that all machines share"):
+            found = np.load(file, mmap_mode="r")
         numbers = np.concatenate([prediction.outputs_of(batch.samples) for batch in batches])
         outputs[numbers] = found
         predicted = np.delete(found, [widths[0]] if prediction.has_loss else [], axis=1)

@@ -55,8 +55,6 @@ def share_padding(tokenizer: "PreTrainedTokenizerBase", model: Any) -> None:
     Models that count positions from the id of their padding token keep their own.
     """
     config = model.config.get_text_config()
-    if getattr(config, "pad_token_id", None) is None:
-        say(f"{FLAG}: the model's config has no padding token; {tokenizer.pad_token} is used, as in its tokenizer")
     if config.model_type not in OFFSET_POSITIONS:
         model.config.pad_token_id = config.pad_token_id = tokenizer.pad_token_id
 

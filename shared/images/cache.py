@@ -80,14 +80,13 @@ def key_of_files(paths: Iterable[str]) -> tuple[str, str]:
     The hash changes when a file changes. The time of change (ctime) is included because copying and unpacking can set
     back the time of modification.
     """
-    state, folder, last = hashlib.blake2b(digest_size=16), "", ""
+    state, folders = hashlib.blake2b(digest_size=16), set()
     for path in paths:
         stat = os.stat(path)  # noqa: PTH116  Path.stat takes longer
         entry = path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
         state.update(repr(entry).encode())
-        if (parent := os.path.dirname(path)) != last:  # noqa: PTH120  Path.parent takes longer
-            folder, last = os.path.commonpath([folder or parent, parent]), parent
-    return state.hexdigest(), folder
+        folders.add(os.path.dirname(path))  # noqa: PTH120  Path.parent takes longer
+    return state.hexdigest(), os.path.commonpath(folders) if folders else ""
 
 
 class Squares:

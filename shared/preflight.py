@@ -52,8 +52,6 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("recipe", type=Path, nargs="?")
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     given = parser.parse_args(argv)
-    if given.recipe and not given.recipe.is_file():
-        parser.error(f"{given.recipe} is not a file")
     run_work(lambda: check_machines(given.timeout, given.recipe, given.flags))
 
 

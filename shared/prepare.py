@@ -74,8 +74,6 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
     Raises:
         UserError: a flag is wrong, or the data cannot be read or written.
     """
-    if not recipe.is_file():
-        raise UserError(f"{recipe} is not a file: give the path of a recipe")
     began = time.monotonic()
     module = load_recipe(recipe)
     config = options.parse(module.Config, flags)

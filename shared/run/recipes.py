@@ -31,8 +31,10 @@ def load_recipe(path: Path) -> ModuleType:
     """Import a recipe, a script with `Config`, `main` and `load_data`, as a module.
 
     Raises:
-        UserError: the file is no recipe; or see `require_own_shared` of shared/run/command.py.
+        UserError: the file does not exist or is no recipe; or see `require_own_shared` of shared/run/command.py.
     """
+    if not path.is_file():
+        raise UserError(f"{path} is not a file: give the path of a recipe")
     require_own_shared(path)
     module: Any = None
     if (spec := importlib.util.spec_from_file_location(path.stem, path)) and spec.loader:  # None for a file of data

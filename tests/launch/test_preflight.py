@@ -164,10 +164,9 @@ def test_the_compared_code_is_shared_and_the_recipe_unless_it_is_a_cell_of_a_not
     assert agreement.code_digests(cell()) == agreement.code_digests(Options())
 
 
-def test_a_recipe_that_is_no_file_or_another_file_is_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        preflight.main(["no.py"])
-    assert "no.py is not a file" in capsys.readouterr().err
+def test_a_recipe_that_is_no_file_or_another_file_is_refused():
+    missing = runs.ROOT / "no.py"
+    assert runs.refusal(preflight.check_machines, 1, missing, []).startswith(f"{missing} is not a file")
     for other in (runs.ROOT / "README.md", runs.ROOT / "shared/errors.py"):
         assert runs.refusal(preflight.check_machines, 1, other, []).startswith(f"{other} has no Config, so it is no ")
 

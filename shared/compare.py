@@ -26,7 +26,7 @@ from safetensors import safe_open
 
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.resuming import checkpoints_of
-from shared.config.options import NOT_IN_RESULT, Meaning, Options, fields_with, load, shown
+from shared.config.options import NOT_IN_RESULT, load, shown
 from shared.errors import UserError, about
 from shared.fsdp.strategy import is_sharded
 from shared.monitoring.evaluation import greater_is_better
@@ -138,13 +138,10 @@ def settings_of(runs: Sequence[Path]) -> list[dict[str, Any]]:
 def not_in_result(*paths: Path) -> set[str]:
     """The names of the settings that do not affect the result of any of the runs with these config.yaml.
 
-    The file of a run says it, because its recipe may be unknown here. Those of older versions do not.
+    The first line of a file says it, because the recipe of a run may be unknown here; `load` refuses other files.
     """
-    found = set(fields_with(Options, Meaning.NOT_IN_RESULT))
-    for path in paths:
-        line = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]  # `load` refuses other files
-        found |= set(line.removeprefix(NOT_IN_RESULT).split()) if line.startswith(NOT_IN_RESULT) else set()
-    return found
+    lines = (path.read_text(encoding="utf-8", errors="replace").partition("\n")[0] for path in paths)
+    return {name for line in lines for name in line.removeprefix(NOT_IN_RESULT).split()}
 
 
 def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from shared.compare import LOSS, OPTIMIZER, WEIGHTS, Quantity, allowed, difference_of, main, relative, tensors_of
+from shared.config.options import NOT_IN_RESULT
 
 
 @pytest.fixture
@@ -31,7 +32,8 @@ def make_run(tmp_path, weights):
             (run / "model").mkdir()
             save_file(model, run / "model" / "model.safetensors")
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (run / "config.yaml").write_text(yaml.safe_dump({"seed": 1, "output_dir": name} | settings))
+        settings = yaml.safe_dump({"seed": 1, "output_dir": name} | settings)
+        (run / "config.yaml").write_text(f"{NOT_IN_RESULT}output_dir\n{settings}")
         for step in checkpoints:
             save_checkpoint(run, step, model)
         return run

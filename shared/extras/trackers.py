@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate.tracking import get_available_trackers
 
-from shared.config.options import plain, shown
+from shared.config.options import plain
 from shared.errors import Preempted, UserError, complain, error_in_words
 from shared.extras.hub import unreachable
 from shared.monitoring.hooks import Hook, Value
@@ -28,7 +28,7 @@ class Trackers(Hook):
         on_main_process(run.accelerator, lambda: require_trackers(run.config.report_to))
 
     def loaded(self, run: Any) -> None:
-        """Start the trackers, except in a dry run; the launch card says where they keep their data, or why not.
+        """Start the trackers, except in a dry run; the launch card says where they keep their data.
 
         A resumed run continues under the id that its checkpoint has.
         """
@@ -46,11 +46,9 @@ class Trackers(Hook):
                 except Exception as error:  # a tracker that did not start cannot be ended either
                     failure = f"{kind} did not start: {error_in_words(error)}"
                     complain(f"warning: --report_to {failure}; metrics.jsonl will have all values")
-                    states.append(f"none ({failure})")
-            return identity, "; ".join(states)
+            return identity, "; ".join(states) or "none"
 
-        progress.run_id, state = on_main_process(self.accelerator, start)
-        run.card["tracker"] = state or shown(config.report_to)
+        progress.run_id, run.card["tracker"] = on_main_process(self.accelerator, start)
         run.closing.push(self.closed)
 
     def logged(self, step: int, values: Mapping[str, Value]) -> None:

@@ -89,7 +89,9 @@ def _files_of(names: Sequence[str]) -> set[Path]:
 def split(
     tables: Sequence[pa.Table], config: DataOptions, targets_of: Callable[[pa.Table], np.ndarray] | None = None
 ) -> tuple[pa.Table, pa.Table]:
-    """The training and validation rows of a run, from the result of `read_parts`: see `hold_out` and `limited`.
+    """The training and validation rows of a run, from the result of `read_parts`: see `hold_out`.
+
+    --max_train_samples and --max_eval_samples keep some of them.
 
     Raises:
         UserError: no row can be held out.
@@ -97,11 +99,6 @@ def split(
     if len(tables) == 1:
         targets = targets_of(tables[0]) if targets_of else None
         tables = hold_out(tables[0], config.validation_split_percentage, config.seed, targets)
-    return limited((tables[0], tables[1]), config)
-
-
-def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:
-    """The training and validation rows that --max_train_samples and --max_eval_samples keep."""
     found, words = [], (config.seed, SUBSET)
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
         most, count = getattr(config, name), table.num_rows

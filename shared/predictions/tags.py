@@ -43,8 +43,7 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     config, folder = request.config, str(request.model)
     tokenizer, tags = begin_words_with_a_space(load_tokenizer(folder)), Tags(stored_names(folder))
     model = build_model(request, tags, tokenizer)
-    of_file = config.text_column_name, config.label_column_name
-    columns = of_file if request.file else (WORDS, TAGS)
+    columns = (config.text_column_name, config.label_column_name) if request.file else (WORDS, TAGS)
     table, words = read_words(request, columns)
     targets, scored = tag_targets(request, tags, columns, table, words)
     bounds = np.append(0, np.cumsum(sizes_of(words)))

@@ -12,10 +12,9 @@ import runs
 from huggingface_hub import constants
 from table_files import class_labels, load, table_of, values, write
 
-from shared.datasets import tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import missing, source_of, where
-from shared.datasets.tables import read_hub, read_parts, read_saved, skip_incomplete
+from shared.datasets.tables import read_hub, read_parts, read_saved, skip_incomplete, split
 from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 from shared.extras import hub
@@ -195,11 +194,11 @@ def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
 def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\n" + "".join(f"text {i},{i // 50}\n" for i in range(100)))
     full = load(train_file=path)
-    parts = tables.limited(full, DataOptions(max_train_samples=30, max_eval_samples=4))
+    parts = split(full, DataOptions(max_train_samples=30, max_eval_samples=4))
     for part, whole, count in zip(parts, full, (30, 4), strict=True):
         chosen = part["text"].to_pylist()
         assert (len(chosen), len({*chosen} - {*whole["text"].to_pylist()})) == (count, 0)
         assert where(part, 2) == f"row {int(chosen[2][5:]) + 1} of --train_file {path}"
-    again, other = (tables.limited(full, DataOptions(max_train_samples=30, seed=seed))[0] for seed in (0, 1))
+    again, other = (split(full, DataOptions(max_train_samples=30, seed=seed))[0] for seed in (0, 1))
     assert again["text"] == parts[0]["text"] != other["text"]
-    assert tables.limited(full, DataOptions(max_train_samples=91)) == full
+    assert split(full, DataOptions(max_train_samples=91)) == full

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from large_data import traced
 
 from shared.cache.prepared import cache_dir
-from shared.datasets.tables import SUBSET, hold_out, limited
+from shared.datasets.tables import SUBSET, hold_out, split
 from shared.options.data_options import DataOptions
 from shared.plan.draws import hash64
 from shared.text import token_files
@@ -55,7 +55,7 @@ def test_pieces_hold_every_token_of_the_selected_documents_once(folder, data):
         patch.setattr(token_files, "BLOCK_PIECES", data.draw(st.integers(1, 8)))
         corpus = write(folder, sizes, f"{sizes.tolist()} {token_files.BLOCK_PIECES}")
         limits = DataOptions(max_train_samples=most, max_eval_samples=most, seed=seed)
-        part = limited(hold_out(corpus.documents("here"), percentage, seed), limits)[inside]
+        part = split(hold_out(corpus.documents("here"), percentage, seed), limits)[inside]
         found = MaskedDocuments(corpus, part, room + 2, ([2], [3]), MASKING, 0)
     assert [found[i].tolist() for i in range(len(found))] == expected
     assert found.lengths.tolist() == [*map(len, expected)]
@@ -86,7 +86,7 @@ def test_other_settings_have_other_pieces(folder, monkeypatch):
     usual = (write(folder, [10, 20, 30], "a"), Corpus(folder, "a").documents("here"), 1000, 2, MASKING)
     others = [(1, Corpus(folder, "b").documents("here")), (2, 11), (3, 3), (4, Masking(0.2, 1.0, 0.0, 1, np.arange(9)))]
     limits = DataOptions(max_train_samples=1, max_eval_samples=2)
-    others += [(1, part) for part in (*hold_out(usual[1], 30, 0), *limited(usual[1:2] * 2, limits))]
+    others += [(1, part) for part in (*hold_out(usual[1], 30, 0), *split(usual[1:2] * 2, limits))]
     for arguments in (usual, *((*usual[:i], other, *usual[i + 1 :]) for i, other in others)):
         cut_into_pieces(*arguments)
     monkeypatch.setattr(Masking, "counts", lambda *given, usual=Masking.counts: usual(*given) + (given[1] > 999))

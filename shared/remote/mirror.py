@@ -17,7 +17,6 @@ from typing import Any
 from shared.checkpoints import folders, resuming
 from shared.checkpoints.folders import ALGORITHM, Line
 from shared.checkpoints.saving import lower_priority
-from shared.config import options
 from shared.disk import remedy, replace_file
 from shared.errors import UserError, about, complain, count_of
 from shared.monitoring.hooks import Hook
@@ -25,7 +24,7 @@ from shared.monitoring.log import read_metrics
 from shared.processes import folder_lock
 from shared.processes.collectives import agree, on_main_process, on_writers
 from shared.remote.object_store import RemoteFolder, failure_in_words
-from shared.run.resume import in_words
+from shared.run.resume import refuse_another_run
 
 FLAG = "--mirror_checkpoints"
 MANIFEST, METRICS, PROBE = "manifest.json", "metrics.jsonl", ".writable"
@@ -120,12 +119,7 @@ class Mirror(Hook):
                 continue
             config = config.settled(self.run.accelerator, state["config"])
             elsewhere = config.moved(state, config.model_digest())
-            changed = options.differences(state["config"], config)
-            if changed := {name: changed[name] for name in changed.keys() - elsewhere.keys()}:
-                raise UserError(
-                    f"{self.where} holds a run with other settings{in_words(changed)}: use the old values to "
-                    "resume it, or another URL for a new run"
-                )
+            refuse_another_run(state["config"], config, self.where, elsewhere)
             return state["data"]
         return None
 

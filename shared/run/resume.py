@@ -145,9 +145,9 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
 
 
 def refuse_another_run(
-    stored: Mapping[str, Any], config: options.Options, where: Path, may_differ: Container[str] = ()
+    stored: Mapping[str, Any], config: options.Options, where: Path | str, may_differ: Container[str] = ()
 ) -> None:
-    """Refuse to resume from `where`, a folder or a checkpoint, if settings that affect the result differ.
+    """Refuse to resume from `where`, a folder, a checkpoint or a mirror, if settings that affect the result differ.
 
     Raises:
         UserError: shows the differences, how to resume, and how to begin a new run.

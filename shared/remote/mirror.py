@@ -20,7 +20,6 @@ from shared.checkpoints.saving import lower_priority
 from shared.disk import remedy, replace_file
 from shared.errors import UserError, about, complain, count_of
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import read_metrics
 from shared.processes import folder_lock
 from shared.processes.collectives import agree, on_main_process, on_writers
 from shared.remote.object_store import RemoteFolder, failure_in_words
@@ -144,10 +143,8 @@ class Mirror(Hook):
         partial = folders.partial_of(final)
         try:
             manifest, state = self._read(step, sizes)
-            log = final.parent.parent / METRICS
-            # The log of a machine that the run has left and comes back to ends too early.
-            if METRICS in sizes and not (log.exists() and any(int(line["step"]) >= step for line in read_metrics(log))):
-                replace_file(log, self.store.read(METRICS).decode(errors="replace"))
+            if METRICS in sizes:  # has the lines up to this checkpoint, unlike that of a machine that the run had left
+                replace_file(final.parent.parent / METRICS, self.store.read(METRICS).decode(errors="replace"))
             size = sum(line["bytes"] for line in manifest.values())
             folders.create(partial, size)
             with ThreadPoolExecutor(FILES_AT_ONCE) as pool:

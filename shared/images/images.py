@@ -125,13 +125,12 @@ class Images:
         return key.hexdigest()
 
     def refuse(self, corrupt: Ints) -> None:
-        """Raise a UserError that names the first few corrupt images, if there are any."""
+        """Raise a UserError that names the first corrupt image, if there are any."""
         if len(corrupt):
-            first, *others = corrupt.tolist()
-            more = f", and so are {listed([*map(self.where, others)], 3)}" if others else ""
+            first = int(corrupt[0])
             raise UserError(
-                f"{self.where(first)} is corrupt ({self.problem(first)}){more}: replace it, or leave such images out "
-                "with --skip_corrupt_images"
+                f"{self.where(first)} is corrupt ({self.problem(first)}): replace it, or leave such images out with "
+                "--skip_corrupt_images, which lists all of them"
             )
 
     def problem(self, i: int) -> str:

@@ -43,8 +43,7 @@ def load_geometry(config: Any) -> Geometry:
         size = config.image_size or getattr(getattr(sizes, "vision_config", sizes), "image_size", None)
         if not isinstance(size, int):
             raise UserError(f"{name}, and its config has no image_size: give --image_size")
-        source = "--image_size" if config.image_size else "the model's config"
-        say(f"{name}: images are {size} x {size} (from {source}), normalized as for ImageNet")
+        say(f"{name}: images are {size} x {size}, normalized as for ImageNet")
     return Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
 
 

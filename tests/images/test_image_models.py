@@ -146,8 +146,8 @@ def test_the_table_of_families_lists_the_tested_ones():
 
 def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, tmp_path, images, capsys):
     for family, flags, expected in (
-        ("CLIP", [], "images are 32 x 32 (from the model's config), normalized as for ImageNet"),
-        ("RegNet", ["--image_size", 32], "images are 32 x 32 (from --image_size)"),
+        ("CLIP", [], "images are 32 x 32, normalized as for ImageNet"),
+        ("RegNet", ["--image_size", 32], "images are 32 x 32, normalized"),
     ):
         write_model(tmp_path / family / "given", family, processor=False)
         geometry = load_geometry(config_of(recipe, tmp_path / family, images, *flags))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shared.config import options
 from shared.disk import replace_file
 from shared.errors import UserError, about, count_of
-from shared.extras.costs import NAMES, Lines, breakdown, facts, seconds_by_part
+from shared.extras.costs import NAMES, breakdown, facts, seconds_by_part
 from shared.extras.curves import LARGEST, STYLE, Panel, draw_curves, draw_panel, find_panels
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import put, read_metrics
@@ -107,13 +107,15 @@ def page(folder: Path) -> str:
     lines = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
     with about(str(folder / mistakes.FILE)):
         found = json.loads(text_in(folder / mistakes.FILE) or "{}")
+    evaluations = [line for line in reversed(lines) if "eval_loss" in line]
     spent = seconds_by_part(lines)
     last_step = max((int(line["step"]) for line in lines), default=0)
     return template.render(
         name=options.load(folder / "config.yaml").get("run_name") or folder.resolve().name,
         steps=count_of(last_step, "step"),
         end=lines[-1] if lines else {},
-        evaluations=evaluations(lines),
+        evaluations=evaluations,
+        scores=[key for key in (evaluations or [{}])[0] if key.startswith("eval_")],
         figures=[figure_of(panel, max(1, last_step)) for panel in find_panels(lines)],
         found=found,
         exp=math.exp,
@@ -131,16 +133,6 @@ def page(folder: Path) -> str:
 def text_in(file: Path) -> str:
     """The text of a file; "" if it does not exist."""
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-
-
-def evaluations(lines: Lines) -> dict[str, Any]:
-    """The table of the evaluations, the last one first."""
-    rows = [line for line in reversed(lines) if "eval_loss" in line]
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key.startswith("eval_")]
-    return {
-        "names": [key.removeprefix("eval_").replace("_", " ") for key in keys],
-        "rows": [(row["step"], [row.get(key) for key in keys]) for row in rows],
-    }
 
 
 def card_rows(file: Path) -> list[tuple[str, str]]:

@@ -61,7 +61,6 @@ class Costs(Hook):
         """Start the stopwatch, and hook the model, so that data and gradients are timed."""
         model, self.loader, self.device = run.model, run.loader, run.accelerator.device
         self.stopwatch, self.is_sequence = Stopwatch(self.device), run.lengths is not None
-        self.process = psutil.Process()
         self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
         self.latest: Tensor | None = None  # the parameter with the last gradient
         self.in_pass = False  # since a forward pass of a micro-batch that has not ended
@@ -89,7 +88,12 @@ class Costs(Hook):
         waited = self.loader.seconds_waited - self.waited_before
         if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
             waited = min(waited, parts["data_wait"])
-        return parts | memory(self.device, self.process) | {"data_wait": waited, "positions": self.positions}
+        if self.device.type == "cuda":  # bytes of its allocator, else resident ones
+            peak, now = torch.cuda.max_memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
+        else:
+            peak, now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.Process().memory_info().rss
+        memory = {"peak_memory": peak, "reserved_memory": now}
+        return parts | memory | {"data_wait": waited, "positions": self.positions}
 
     def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
         """See `costs`; the next reading begins here."""
@@ -142,15 +146,6 @@ def costs(rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
         if behind > BEHIND:
             figures |= {"slowest_process": slowest, "slowest_process_behind": behind}
     return {name: float(value) for name, value in figures.items()}
-
-
-def memory(device: torch.device, process: psutil.Process) -> dict[str, float]:
-    """Peak and current bytes of this process: of the CUDA allocator, or resident memory on a CPU."""
-    if device.type == "cuda":
-        peak, current = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
-    else:
-        peak, current = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, process.memory_info().rss
-    return {"peak_memory": peak, "reserved_memory": current}
 
 
 class Stopwatch:

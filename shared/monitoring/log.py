@@ -29,12 +29,20 @@ class Log:
         )
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
-        """Write one line of metrics.jsonl, and show it."""
+        """Write one line of metrics.jsonl, and show it: in the bar, or as a line of text where there is no bar.
+
+        Scores always get a line of text, because the bar would show them for a moment only.
+        """
         if not self.acts:
             return
         with self.file.open("a", encoding="utf-8") as file:
             file.write(as_line({"step": step, **values}))  # closed, so flushed: a killed run has its last line
-        show(self.bar, step, values)
+        text = readable(values)
+        if text and (self.bar.disable or "loss" not in values):
+            put(f"step {step}/{self.bar.total}  {text}")
+        elif text:
+            self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(step - self.bar.n)
 
 
 def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
@@ -82,19 +90,6 @@ def as_line(values: Mapping[str, Value]) -> str:
 def finite_or_name(value: Value) -> Value:
     """A value that JSON can hold: a float that is not finite becomes its name."""
     return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:
-    """Show one line's values: in the bar, or as a line of text where there is no bar (a log file).
-
-    Evaluation scores always get a line, because the bar would show them for a moment only.
-    """
-    text = readable(values)
-    if text and (bar.disable or "loss" not in values):
-        put(f"step {step}/{bar.total}  {text}")
-    elif text:
-        bar.set_postfix_str(text, refresh=False)
-    bar.update(step - bar.n)
 
 
 def readable(values: Mapping[str, Value]) -> str:

@@ -36,11 +36,17 @@ def require_hub(flag: str, value: str, instead: str | None = None) -> None:
 
 
 def require_upload(name: str) -> None:
-    """Raise UserError if --push_to_hub cannot work: `name` is no name of a repository, or the Hub accepts no token."""
+    """Raise UserError if --push_to_hub cannot work.
+
+    `name` is no name of a repository, there is no token, or the Hub does not accept a connection.
+    """
+    later = "remove the flag, and upload model/ after the run"
     with about("--push_to_hub needs another --hub_model_id"):
         validate_repo_id(name)
-    with about("--push_to_hub (without it, upload model/ after the run)"):
-        huggingface_hub.HfApi().whoami()
+    if huggingface_hub.get_token() is None:
+        raise UserError(f"--push_to_hub requires a token: set HF_TOKEN or run `hf auth login`, or {later}")
+    if reason := _unreachable():
+        raise UserError(f"--push_to_hub: {reason}: {later}")
 
 
 def require_model(name: str, revision: str | None = None, flag: str = FLAG) -> bool:

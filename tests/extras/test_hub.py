@@ -83,9 +83,6 @@ class Hub:
 
     asked: ClassVar[list] = []
 
-    def whoami(self):
-        return {"name": "me"}
-
     def create_repo(self, name, exist_ok):
         assert exist_ok
         if name == "refused":
@@ -102,6 +99,8 @@ class Hub:
 def client(monkeypatch):
     monkeypatch.setattr(Hub, "asked", [])
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_something")
+    monkeypatch.setattr(hub, "unreachable", lambda _: None)
     return Hub
 
 

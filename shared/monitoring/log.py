@@ -97,8 +97,11 @@ def readable(values: Mapping[str, Value]) -> str:
     numbers = {key: value for key, value in values.items() if not isinstance(value, str)}
     if "loss" not in numbers:
         return "  ".join(f"{key} {value:.4g}" for key, value in numbers.items() if key.startswith("eval_"))
-    rate = f"{numbers['learning_rate']:.2e}".replace("e-0", "e-")
-    parts = [f"loss {numbers['loss']:.4f}", f"lr {rate}", f"{numbers['samples_per_second']:,.0f} samples/s"]
+    parts = [f"loss {numbers['loss']:.4f}"]
+    if "learning_rate" in numbers:
+        parts.append(f"lr {numbers['learning_rate']:.2e}".replace("e-0", "e-"))
+    if "samples_per_second" in numbers:
+        parts.append(f"{numbers['samples_per_second']:,.0f} samples/s")
     if "slowest_process" in numbers:
         behind = numbers["slowest_process_behind"]
         parts.append(f"process {numbers['slowest_process']:.0f} is {behind:.0%} behind".replace("%", " %"))

@@ -1,4 +1,4 @@
-"""The Hub: checking whether it can be reached, the card of a model, and `--push_to_hub`.
+"""The Hub: checking within 5 s whether it can be reached, the card of a model, and `--push_to_hub`.
 
 Without a network, the Hub's client retries for 24-48 s.
 """
@@ -7,6 +7,7 @@ import dataclasses
 import shlex
 import socket
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,20 @@ def unreachable(address: str) -> str | None:
     if {*urllib.request.getproxies()} - {"no"} and not urllib.request.proxy_bypass(target.hostname or ""):
         return None
     port = target.port or (443 if target.scheme == "https" else 80)
-    try:
-        socket.create_connection((target.hostname, port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        return f"there is no network to {target.hostname}:{port} ({error.strerror or error})"
-    return None
+    outcome = [f"no answer in {CONNECT_SECONDS:g} s"]
+
+    def connect() -> None:
+        try:
+            socket.create_connection((target.hostname, port), timeout=CONNECT_SECONDS).close()
+            outcome[0] = ""
+        except OSError as error:
+            outcome[0] = error.strerror or str(error)
+
+    # In a thread, because a socket's timeout does not limit the time of the DNS lookup.
+    attempt = threading.Thread(target=connect, daemon=True)
+    attempt.start()
+    attempt.join(CONNECT_SECONDS)
+    return f"there is no network to {target.hostname}:{port} ({outcome[0]})" if outcome[0] else None
 
 
 class ModelCard(Hook):

@@ -1,6 +1,7 @@
 """The Hub: unreachable, it is an early error of one line; local and cached models need none; uploads on request."""
 
 import socket
+import threading
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -35,6 +36,21 @@ def closed():
     """An address without a server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
+    released = threading.Event()
+
+    def hang(*_args, **_kwargs):
+        released.wait(30)
+        return socket.socket()
+
+    monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(socket, "create_connection", hang)
+    try:
+        assert "no answer in 0.05 s" in refusal(hub.require_hub, "--dataset_name", "a/b")
+    finally:
+        released.set()
 
 
 def test_nothing_is_checked_behind_a_proxy_and_offline_mode_is_respected(monkeypatch, stand_in, closed):

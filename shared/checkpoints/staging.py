@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -79,9 +79,8 @@ class Staging:
 
     def _copy_later(self, places: list[Tensor], tensors: list[Tensor], counts: list[int]) -> None:
         """Copy tensors whose writes were counted before."""
-        if self._stream:  # kept: to go back to GPU 0, where a thread begins, takes memory there for each process
-            torch.cuda.set_stream(self._stream)
-        copy_all(places, tensors)
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            copy_all(places, tensors)
         if self._stream:
             self._stream.record_event(torch.cuda.Event(blocking=True)).synchronize()  # leaves the core to the training
         if of_torch.write_counts(tensors) != counts:

@@ -70,6 +70,8 @@ def open_run(
         refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
         if left["config"] and checkpoint and checkpoint.resolve().parent != resuming.folder(output_dir).resolve():
             refuse_another_run(left["config"], config, output_dir, elsewhere)  # an earlier start, or another run
+        if elsewhere:
+            accelerator.print(f"{in_words(elsewhere).strip(' ()')}: the run resumes if the content is the same")
     if checkpoint is None:
         data, processes = state["data"] if stored else None, accelerator.num_processes
         progress = Progress(data=data, model=digest, first_processes=processes)

@@ -254,7 +254,8 @@ def test_a_link_or_file_in_the_place_of_a_checkpoint_is_reported_and_stays(
         save_all(accelerator, config(tmp_path), (3,))
     assert (theirs / "manifest.json").exists()
     assert [path.name for path in place.parent.iterdir()] == [place.name]
-    assert place.lstat() == before
+    after = place.lstat()  # the time of access changes where a link is followed
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
 
 
 def test_the_best_model_is_loaded_at_the_end_only_if_the_config_asks_for_it(accelerator, model, tmp_path):

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (36, 6_065),
-    "nlp": (78, 13_830),
-    "mlm": (79, 13_790),
-    "token_classification": (78, 13_820),
-    "embeddings": (80, 14_020),
-    "image_classification": (81, 14_180),
+    "diabetes": (36, 6_070),
+    "nlp": (78, 13_850),
+    "mlm": (79, 13_810),
+    "token_classification": (78, 13_840),
+    "embeddings": (80, 14_040),
+    "image_classification": (81, 14_200),
 }
 
 

@@ -10,7 +10,6 @@ A run without a checkpoint answers only those that its folder can answer.
 """
 
 import socket
-import tempfile
 import time
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +23,8 @@ from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import AnyConfig
-from shared.disk import remedy, remove_unfinished
-from shared.errors import UserError
+from shared.disk import remove_unfinished
+from shared.errors import UserError, about
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
 from shared.plan import draws
@@ -203,20 +202,14 @@ def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) ->
 
 
 def lock(output_dir: Path) -> None:
-    """Lock the folder, once a temporary file of 64 KiB can be written there.
+    """Make and lock the folder.
 
     Raises:
-        UserError: the folder cannot be created or written, its disk is full, or another run has it.
+        UserError: the folder cannot be created or written, or another run has it.
     """
-    try:
+    with about("--output_dir cannot be written"):
         output_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output_dir) as probe:
-            probe.write(bytes(1 << 16))
-    except OSError as error:
-        raise UserError(
-            f"--output_dir {output_dir} cannot be written ({error.strerror}): {remedy(error)}, or name another folder"
-        ) from None
-    folder_lock.acquire(output_dir)
+        folder_lock.acquire(output_dir)
 
 
 def begin_run(accelerator: Any, config: options.Options, progress: Progress) -> None:

@@ -7,7 +7,6 @@ recipe, to show that it calls these functions before the first step.
 import errno
 import functools
 import socket
-import tempfile
 from unittest import mock
 
 import pytest
@@ -110,11 +109,10 @@ def test_an_upload_that_cannot_succeed_is_refused_before_training(train, monkeyp
 def test_a_folder_that_cannot_be_written_is_refused(train, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("mine")
     for name, why in (("file", "File exists"), ("file/run", "Not a directory"), ("a" * 256, "File name too long")):
-        assert refusal(train, tmp_path / name).startswith(f"--output_dir {tmp_path / name} cannot be written ({why}): ")
+        said = refusal(train, tmp_path / name)
+        assert said.startswith("--output_dir cannot be written: ")
+        assert said.endswith(f"{why}: '{tmp_path / name}'")
     assert (tmp_path / "file").read_text() == "mine"
 
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", "s3://x")
     assert refusal(train, tmp_path / "run").startswith("ACCELERATE_RECIPES_CACHE=s3://x is a URL: give a folder")
-    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    assert "cannot be written (No space left on device)" in refusal(train, tmp_path / "run")

@@ -97,7 +97,7 @@ def export(request: Request) -> Figures:
         UserError: the model cannot be exported, the file does not compute the same, or the data cannot be used.
     """
     os.environ["ACCELERATE_USE_CPU"] = "true"  # as onnxruntime
-    with starting.freed_after(request.config.output_dir):
+    with starting.freed_after():
         accelerator = starting.start(request.config)
         if accelerator.num_processes > 1:
             raise UserError(f"{accelerator.num_processes} processes: start python -m shared.export without a launcher")

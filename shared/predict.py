@@ -50,7 +50,7 @@ def predict(request: Request, how: Predict | None = None) -> dict[str, float]:
     """
     if request.config.runtime:
         request = request.as_onnx("pooling")
-    with starting.freed_after(request.config.output_dir):
+    with starting.freed_after():
         accelerator = starting.start(request.config)
         config = dataclasses.replace(request.config, mixed_precision=accelerator.mixed_precision)
         request = dataclasses.replace(request, config=config)

@@ -7,9 +7,8 @@ import ctypes
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,18 +158,13 @@ def reset() -> None:
 
 
 @contextmanager
-def freed_after(output_dir: str | Path) -> Iterator[None]:
+def freed_after() -> Iterator[None]:
     """When the block ends, normally or not, release its folder lock and reset Accelerate's state.
 
-    The process can then start another run. If the block made `output_dir` and left it empty, as a dry run or a user
-    error does, the folder is removed.
+    The process can then start another run.
     """
-    is_new = not os.path.exists(output_dir)  # noqa: PTH110  Path.exists raises for a name that is too long
     try:
         yield
     finally:
         folder_lock.release_all()
         reset()
-        if is_new:
-            with suppress(OSError):
-                Path(output_dir).rmdir()

@@ -92,7 +92,7 @@ class TrainingRun(Generic[AnyConfig]):
 
     def __enter__(self) -> "TrainingRun[AnyConfig]":
         with self.closing as stack:
-            stack.enter_context(starting.freed_after(self.config.output_dir))
+            stack.enter_context(starting.freed_after())
             self.accelerator = starting.start(self.config)
             stack.enter_context(draws.seeded(self.accelerator.device, self.config.seed))
             self._tell(Hook.opened, self)

@@ -19,7 +19,7 @@ def a_new_process_without_a_gpu(fresh_accelerate_state, monkeypatch):
 
 def main(config):
     """Start a run as a recipe does; return its precision."""
-    with starting.freed_after(config.output_dir):
+    with starting.freed_after():
         return starting.start(config).mixed_precision
 
 

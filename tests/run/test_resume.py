@@ -132,7 +132,7 @@ def finished_run(folder, *lines):
 
 def opened(config):
     """The result of `open_run`; the folder is unlocked again."""
-    with starting.freed_after(config.output_dir):
+    with starting.freed_after():
         return open_run(accelerator(), config)
 
 

@@ -22,12 +22,10 @@ def launch_card(run: Any, rows: Mapping[str, object]) -> str:
     """
     accelerator, config, plan, progress, optimizer = run.accelerator, run.config, run.plan, run.progress, run.optimizer
     hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
-    multi_machine, folder = sum(first for _, first in hosts) > 1, config.output_dir
-    if multi_machine:  # `resume.open_run` has checked that the flag is right
-        folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
+    begins = f"resumed from {run.checkpoint.name}" if run.checkpoint else "from the start"
     card = {
         **hardware(accelerator, run.strategy.name),
-        **({"machines": machines(hosts)} if multi_machine else {}),
+        **({"machines": machines(hosts)} if sum(first for _, first in hosts) > 1 else {}),
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ("
         f"{count_of(plan.total_samples / plan.num_samples, 'epoch')} of {plan.num_samples:,}), seed {plan.seed}",
@@ -35,7 +33,7 @@ def launch_card(run: Any, rows: Mapping[str, object]) -> str:
         f"{count_of(warmup_steps(config, plan.total_steps), 'step')} of warm-up",
         "parameters": trained_by(inner(optimizer)),
         **rows,
-        "output": f"{folder}, " + (f"resumed from {run.checkpoint.name}" if run.checkpoint else "from the start"),
+        "output": f"{config.output_dir}, {begins}",
     }
     card |= notes_on_processes(plan, progress)
     if not of_torch.reads_found_inf(inner(optimizer)):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -164,12 +163,6 @@ def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-@cache
-def flag(value: bool) -> Tensor:
-    """0.0 or 1.0 on the host. The two tensors are cached, so do not write to them."""
-    return torch.tensor(float(value))
-
-
 def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
     """Do one optimizer step, or skip it on all processes if the norm of the gradients is not finite.
 
@@ -178,7 +171,7 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
     with fused optimizers (accelerate#4242).
     """
     on_host = grad_norm.device.type == gradients.HOST
-    skipped = flag(not math.isfinite(grad_norm)) if on_host else (~torch.isfinite(grad_norm)).float()
+    skipped = torch.tensor(float(not math.isfinite(grad_norm))) if on_host else (~torch.isfinite(grad_norm)).float()
     optimizer = inner(optimizer)  # Accelerate's wrapper looks for a package on the disk in each step
     if accelerator.scaler is not None:
         accelerator.scaler.step(optimizer)  # it also found this when it unscaled the gradients; it skips and backs off

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
-from torch import Tensor
 from torch import distributed as dist
 
 from shared.compat import of_torch
@@ -193,7 +192,7 @@ class Exchange:
 
     def __init__(self, accelerator: Any) -> None:
         self._group = group_of_all(accelerator)
-        self._pending: tuple[Any, Tensor] | None = None
+        self._request, self._flag = None, torch.tensor(0)
 
     def __call__(self) -> bool:
         """Return the same on all processes; each of them calls this equally often.
@@ -204,18 +203,15 @@ class Exchange:
         if self._group is None:
             return bool(heard.signal)
         answer = self.finish()
-        flag = torch.tensor(int(heard.signal > 0))
-        self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
+        self._flag = torch.tensor(int(heard.signal > 0))
+        self._request = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return answer
 
     def finish(self) -> bool:
         """Wait for the last request, and return its result."""
-        if self._pending is None:
-            return False
-        work, flag = self._pending
-        work.wait()
-        self._pending = None
-        return bool(flag)
+        if self._request:
+            self._request.wait()
+        return bool(self._flag)
 
 
 def must_end(exchange: Exchange) -> bool:

@@ -54,8 +54,6 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     # A path or `never` is meant for the first start: obeying it at a restart would lose the steps trained since.
     if asked == "auto" or any(gather(accelerator, started_again())):
         path = newest_intact(accelerator, config)
-        if path and asked != "auto" and accelerator.is_main_process:
-            print(f"started again by the launcher: {path.name} of this run, not --resume_from_checkpoint {asked}")
     if path is None and asked != "auto":
         on_writers(accelerator, config, refuse)
         path = None if asked == "never" else Path(asked)

@@ -165,7 +165,7 @@ def test_runs_that_cannot_be_compared_exit_with_2_and_one_line(make_run, tmp_pat
         ("elsewhere", (), "--logging_steps"),
         (make_run("b", seed=1), ["--table"], "have the same settings and the same seed"),
         (make_run("c", seed=2, finished=False), ["--table"], "is not finished"),
-        ("binary", ["--table"], "binary/config.yaml: is not valid YAML"),
+        ("binary", ["--table"], "binary/config.yaml: cannot be read as YAML"),
         ("none", ["--table"], f"No such file or directory: '{tmp_path / 'none/config.yaml'}'"),
     ):
         code, out, error = compare(capsys, a, tmp_path / other, *flags)

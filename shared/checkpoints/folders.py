@@ -170,15 +170,11 @@ def digest(file: Path) -> str:
 
 def problem_with(folder: Path) -> str | None:
     """Why a folder cannot be read, or None: every file of its manifest must have its size and digest."""
-    if not folder.is_dir():
-        return "there is no such folder"
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         if any(ALGORITHM not in line for line in manifest.values()):
             raise ValueError("no known digest; it may be of another version")
-        if missing := [name for name in manifest if not (folder / name).is_file()]:
-            return f"{missing[0]} is missing"
         found = lines_of({name: folder / name for name in manifest})
         return next((f"{name} is damaged" for name, line in manifest.items() if line | found[name] != line), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its manifest cannot be read ({error})"
+        return f"it cannot be read ({error})"

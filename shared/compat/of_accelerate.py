@@ -1,9 +1,8 @@
-"""Private and undocumented attributes of Accelerate: prepared objects, the process state, FSDP on a CPU."""
+"""Private and undocumented attributes of Accelerate: prepared objects and the process state."""
 
 from typing import Any
 
-from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 
 from shared.errors import UserError, count_of
@@ -36,13 +35,3 @@ def reset_state(processes: bool) -> None:
     """`_reset_state` of Accelerate's states: drop them; with `processes`, also the state of the processes."""
     AcceleratorState._reset_state(reset_partial_state=processes)
     GradientState._reset_state()
-
-
-def use_fsdp_on_cpu(accelerator: Any) -> None:
-    """`distributed_type` and `fsdp_plugin` of Accelerate's states: what it sets for FSDP itself, but only on GPUs.
-
-    On a CPU it drops FSDP without a word and would wrap the model by DDP. `cpu_offload` is off: a CPU is the host.
-    """
-    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(cpu_offload=False)  # reads the launcher's variables
-    for state in (PartialState(), accelerator.state):  # each new AcceleratorState copies the former
-        state.distributed_type = DistributedType.FSDP

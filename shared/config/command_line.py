@@ -148,10 +148,8 @@ def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader)
     try:
         with Path(path).open(encoding="utf-8") as file:
             content = yaml.load(file, Loader=loader)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}): give a YAML file of settings") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: contains no settings: write lines of `name: value`")
     return content

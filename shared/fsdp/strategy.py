@@ -26,7 +26,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import NEW_RUN, read_state
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import Tensors, Values, state_tensors
-from shared.compat import of_accelerate
+from shared.compat import of_accelerate_fsdp
 from shared.config.options import Options, Rule
 from shared.errors import UserError
 from shared.models.trainable import called_layers
@@ -94,7 +94,7 @@ class Sharding(Hook):
             return
         run.strategy = Fsdp()
         if run.accelerator.device.type == "cpu":
-            of_accelerate.use_fsdp_on_cpu(run.accelerator)
+            of_accelerate_fsdp.use_fsdp_on_cpu(run.accelerator)
 
 
 class SaverOfWhole(Saver):

@@ -27,7 +27,7 @@ HEARTBEAT_TIMEOUT = 300.0  # seconds without a heartbeat after which a process c
 PROCESS_GROUP_TIMEOUT = timedelta(seconds=HEARTBEAT_TIMEOUT)
 BARRIER_TIMEOUT = timedelta(days=1)
 HEARTBEAT_KEY = "accelerate-recipes/alive-{}"  # by rank; the value: the number of barriers it has reached, and a time
-SECONDS_TO_APPEAR = 5.0  # until a file that another machine wrote is visible in a shared folder
+SECONDS_TO_APPEAR = 5.0  # until what another machine wrote is visible in a shared folder: the delay of its cache
 
 
 def gather(accelerator: Any, value: Any) -> list[Any]:
@@ -97,8 +97,10 @@ def check_shared(accelerator: Any, config: Options) -> None:
         return
     output_dir = Path(config.output_dir)
     token = output_dir / on_main_process(accelerator, lambda: Path(mkdtemp(prefix=".shared-", dir=output_dir)).name)
-    visible = _appears(token) if accelerator.is_local_main_process else None
-    seen = [each for each in gather(accelerator, visible) if each is not None]
+    if not token.exists():
+        time.sleep(SECONDS_TO_APPEAR)
+    everybody = gather(accelerator, (token.exists(), accelerator.is_local_main_process))
+    seen = [sees for sees, is_first_of_machine in everybody if is_first_of_machine]
     if accelerator.is_main_process:
         token.rmdir()
     if config.save_on_each_node and any(seen[1:]):
@@ -111,16 +113,6 @@ def check_shared(accelerator: Any, config: Options) -> None:
             f"--output_dir {output_dir} is not shared, {seen.count(False)} of {len(seen)} machines do not see what the "
             "main process writes: name a folder on a shared file system, or give --save_on_each_node"
         )
-
-
-def _appears(file: Path) -> bool:
-    """Whether a file exists or appears within SECONDS_TO_APPEAR, the delay of network file systems."""
-    deadline = time.monotonic() + SECONDS_TO_APPEAR
-    while not file.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def wait_for_all(accelerator: Any) -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import psutil
 from torch import distributed as dist
@@ -38,10 +38,8 @@ LOST = re.compile(r"gloo/|Connection (closed|reset|refused)|Broken pipe|Timed ou
 class Peers:
     """What this process knows about the others. Each process has one instance: `known`."""
 
-    store: Any = None
-    """The store of the rendezvous of all machines; None before the rendezvous."""
-    processes: Sequence[Mapping[str, Any]] = ()
-    """Host, machine and pid of each rank, as from `identity`."""
+    store: Any = None  # of the rendezvous of all machines; None before it
+    processes: Sequence[Mapping[str, Any]] = ()  # host, machine and pid of each rank, as from `identity`
     file: int | None = None
     path: Path | None = None
 
@@ -49,14 +47,11 @@ class Peers:
 known = Peers()
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """How another process has ended."""
 
-    code: int
-    """The exit code of this process, for that reason."""
-    line: str
-    """The message to print; empty for none."""
+    code: int  # the exit code of this process, for that reason
+    line: str  # the message to print; empty for none
 
 
 def local_rank() -> int:
@@ -154,12 +149,11 @@ def ended_peer() -> Peer | None:
                 word = json.loads(known.store.get(STORE_KEY))
                 if word["pid"] != os.getpid() or word["host"] != socket.gethostname():
                     return Peer(word["code"], f"rank {word['rank']} on {word['host']} has ended: {word['why']}")
-    for code in (EXIT_USER_ERROR, signals.EXIT_FAILED):
+    for code in (EXIT_USER_ERROR, signals.EXIT_FAILED, signals.EXIT_PREEMPTED):
         if ranks := peers_that_ended(code):
             first = int(os.environ.get("RANK", 0)) - local_rank()  # ranks of one machine are consecutive
-            return Peer(code, f"rank {first + ranks[0]} on {socket.gethostname()} has ended: see its output")
-    if peers_that_ended(signals.EXIT_PREEMPTED):  # it had nothing to save and ended immediately
-        return Peer(signals.EXIT_PREEMPTED, "")
+            line = f"rank {first + ranks[0]} on {socket.gethostname()} has ended: see its output"
+            return Peer(code, "" if code == signals.EXIT_PREEMPTED else line)  # it said so itself
     mine = identity()
     for rank, other in enumerate(known.processes):
         if other["machine"] == mine["machine"] and other["pid"] != mine["pid"] and not is_alive(other["pid"]):

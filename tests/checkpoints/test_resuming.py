@@ -1,6 +1,7 @@
 """A checkpoint is complete or absent, and a run that was killed and resumed equals an uninterrupted run."""
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -186,8 +187,8 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
     [
         *((runs.truncate, file, f"{file} is damaged") for file in FILES),
         *((runs.flip_a_bit, file, f"{file} is damaged") for file in FILES),
-        *((Path.unlink, file, f"{file} is missing") for file in FILES),
-        (runs.truncate, "manifest.json", "its manifest cannot be read"),
+        *((Path.unlink, file, "it cannot be read .*No such file") for file in FILES),
+        (runs.truncate, "manifest.json", "it cannot be read"),
         (runs.flip_a_bit, "manifest.json", ""),
     ],
 )
@@ -197,7 +198,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_the_reason(two_saved, tmp_p
     path, state = find(tmp_path)
     assert (path.name, state["step"]) == ("step_00000003", 3)
     said = capsys.readouterr().err
-    assert said.startswith(f"checkpoint {tmp_path}/checkpoints/step_00000006 is skipped: {says}")
+    assert re.match(f"checkpoint {tmp_path}/checkpoints/step_00000006 is skipped: {says}", said)
     with pytest.raises(UserError, match=f"--resume_from_checkpoint .*step_00000006: {says}.*use auto"):
         find(tmp_path, tmp_path / "checkpoints/step_00000006")
 

@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 from torch.distributed.fsdp import OffloadPolicy
 
-from shared.compat import of_accelerate
+from shared.compat import of_accelerate, of_accelerate_fsdp
 from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate_state")
@@ -51,7 +51,7 @@ def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(acce
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
     assert not accelerator.is_fsdp2
-    of_accelerate.use_fsdp_on_cpu(accelerator)
+    of_accelerate_fsdp.use_fsdp_on_cpu(accelerator)
     AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
     assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not switch FSDP on"
     assert accelerator.state.fsdp_plugin.reshard_after_forward is False

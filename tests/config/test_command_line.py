@@ -138,9 +138,9 @@ def test_wrong_flags_are_refused_in_one_line(argv: list[str], message: str) -> N
         ("columns: [a, null]", "run.yaml: columns ['a', None]: expected a string, or several"),
         ("switch: yes", "run.yaml: switch 'yes': expected True or False"),
         ("", "run.yaml: contains no settings: write lines of `name: value`"),
-        ("count: 1\ncount: 2", 'run.yaml: is not valid YAML: count is given twice in "run.yaml", line 1, column 1'),
-        ("count: 1\n rate: [", "run.yaml: is not valid YAML: mapping values are not allowed here in"),
-        ("text: !!python/name:os.system", "run.yaml: is not valid YAML: could not determine a constructor"),
+        ("count: 1\ncount: 2", 'run.yaml: cannot be read as YAML: count is given twice in "run.yaml", line 1, column 1'),
+        ("count: 1\n rate: [", "run.yaml: cannot be read as YAML: mapping values are not allowed here in"),
+        ("text: !!python/name:os.system", "run.yaml: cannot be read as YAML: could not determine a constructor"),
     ],
 )
 def test_wrong_files_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -150,9 +150,9 @@ def test_wrong_files_are_refused_in_one_line(tmp_path: Path, text: str, message:
 def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name, reason in [
-        ("absent.yaml", "cannot be read (No such file or directory): give a YAML file of settings"),
-        ("", "cannot be read (Is a directory): give a YAML file of settings"),
-        ("binary", "is not valid YAML: 'utf-8' codec can't decode"),
+        ("absent.yaml", "cannot be read as YAML: [Errno 2] No such file or directory"),
+        ("", "cannot be read as YAML: [Errno 21] Is a directory"),
+        ("binary", "cannot be read as YAML: 'utf-8' codec can't decode"),
     ]:
         found = runs.refusal(list, command_line.layers(Fields, ["--config", str(tmp_path / name)]))
         assert found.startswith(f"{tmp_path / name}: {reason}")

@@ -9,7 +9,7 @@ from families import MASKED_LM, small
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from shared.compat import of_accelerate
+from shared.compat import of_accelerate_fsdp
 from shared.fsdp.strategy import shard, units
 
 MODELS = {
@@ -56,7 +56,7 @@ def test_a_layer_with_two_names_for_one_parameter_is_a_unit():
 
 def shard_convolutions(accelerator, folder):
     os.environ["FSDP_VERSION"] = "2"
-    of_accelerate.use_fsdp_on_cpu(accelerator)
+    of_accelerate_fsdp.use_fsdp_on_cpu(accelerator)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
     images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from shared.compat import of_accelerate
+from shared.compat import of_accelerate_fsdp
 from shared.config.options import Options
 from shared.fsdp.strategy import shard
 from shared.optimization import gradients
@@ -55,7 +55,7 @@ def train_sharded(accelerator, folder):
     from torch.distributed.tensor import DTensor
 
     os.environ["FSDP_VERSION"] = "2"
-    of_accelerate.use_fsdp_on_cpu(accelerator)
+    of_accelerate_fsdp.use_fsdp_on_cpu(accelerator)
     found = {}
     # Memory cannot be pinned without a GPU.
     for name, policy in (("offloaded", CPUOffloadPolicy(pin_memory=False)), ("steps", OffloadPolicy())):

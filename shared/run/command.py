@@ -14,7 +14,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from shared.config import options
 from shared.config.options import AnyConfig
 from shared.disk import NO_SPACE, number_of
-from shared.errors import Preempted, UserError, first_line
+from shared.errors import Preempted, UserError
 from shared.processes import ending, signals
 from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, exit_with_error
 
@@ -51,7 +51,7 @@ def run(
         if number_of(error) in NO_SPACE:
             exit_with_error(UserError(f"the disk is full ({error}): free space and start again"))
         if ran_out(error):
-            exit_with_error(UserError(advice_on_memory(config, error)))
+            exit_with_error(UserError(advice_on_memory(config)))
         if "not have a deterministic implementation" in str(error):
             exit_with_error(UserError(f"--deterministic: {str(error).partition(',')[0]}: leave it out"))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it
@@ -104,10 +104,8 @@ def ran_out(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
 
 
-def advice_on_memory(config: options.Options, error: Exception) -> str:
+def advice_on_memory(config: options.Options) -> str:
     """The error line of a run that is out of memory, with the flags to lower."""
-    if type(config) is options.Options:  # of a command, and no flag of it is known to help
-        return f"out of memory: {first_line(error)}"
     tokens, rows = config.max_tokens, config.per_device_train_batch_size
     limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []
     limits += [f"--per_device_train_batch_size {rows}"] if rows else []

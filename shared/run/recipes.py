@@ -8,13 +8,22 @@ from types import ModuleType
 from typing import Any
 
 from shared.config import options
-from shared.errors import UserError
-from shared.run.command import require_own_shared, run
+from shared.errors import UserError, first_line
+from shared.run.command import ran_out, require_own_shared, run
 
 
 def run_work(work: Callable[[], object]) -> None:
     """Call `work()` and end every process as a recipe does, for a command that reads its arguments itself."""
-    run(lambda _: work(), options.Options, lambda kind: kind(dry_run=True))
+
+    def main(_: options.Options) -> None:
+        try:
+            work()
+        except Exception as error:
+            if ran_out(error):  # no flag of these commands is known to help
+                raise UserError(f"out of memory: {first_line(error)}") from error
+            raise
+
+    run(main, options.Options, lambda kind: kind(dry_run=True))
 
 
 def recipe_of(path: Path) -> Path | None:

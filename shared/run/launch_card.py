@@ -52,9 +52,6 @@ def notes_on_processes(plan: Plan, progress: Progress) -> dict[str, str]:
             f"some steps have more micro-batches than the config requires, {why}: {affected} depend on the number of "
             "processes there"
         )
-        if not plan.equal_counts:
-            most = max(now, first)
-            notes["note"] += f" (--micro_batches_per_step {most} fixes the number for up to {most} processes)"
     if before not in (None, now):
         effect = "equal up to rounding"
         if plan.depends_on_processes:

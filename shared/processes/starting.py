@@ -159,10 +159,7 @@ def reset() -> None:
 
 @contextmanager
 def freed_after() -> Iterator[None]:
-    """When the block ends, normally or not, release its folder lock and reset Accelerate's state.
-
-    The process can then start another run.
-    """
+    """After the block, the process can start another run: its folder lock and Accelerate's state are gone."""
     try:
         yield
     finally:

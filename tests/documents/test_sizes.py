@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (36, 6_070),
-    "nlp": (78, 13_850),
-    "mlm": (79, 13_810),
-    "token_classification": (78, 13_840),
-    "embeddings": (80, 14_040),
-    "image_classification": (81, 14_200),
+    "diabetes": (36, 6_000),
+    "nlp": (79, 13_810),
+    "mlm": (80, 13_770),
+    "token_classification": (79, 13_800),
+    "embeddings": (81, 14_000),
+    "image_classification": (82, 14_160),
 }
 
 

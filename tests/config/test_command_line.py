@@ -138,7 +138,10 @@ def test_wrong_flags_are_refused_in_one_line(argv: list[str], message: str) -> N
         ("columns: [a, null]", "run.yaml: columns ['a', None]: expected a string, or several"),
         ("switch: yes", "run.yaml: switch 'yes': expected True or False"),
         ("", "run.yaml: contains no settings: write lines of `name: value`"),
-        ("count: 1\ncount: 2", 'cannot be read as YAML: count is given twice in "run.yaml", line 1, column 1'),
+        (
+            "count: 1\ncount: 2",
+            'run.yaml: cannot be read as YAML: count is given twice in "run.yaml", line 1, column 1',
+        ),
         ("count: 1\n rate: [", "run.yaml: cannot be read as YAML: mapping values are not allowed here in"),
         ("text: !!python/name:os.system", "run.yaml: cannot be read as YAML: could not determine a constructor"),
     ],

@@ -94,6 +94,8 @@ def check_shared(accelerator: Any, config: Options) -> None:
         UserError: --save_on_each_node is given with a shared folder, or missing without one.
     """
     if sum(gather(accelerator, accelerator.is_local_main_process)) == 1:
+        if config.save_on_each_node:
+            accelerator.print("--save_on_each_node has no effect on a single machine")
         return
     output_dir = Path(config.output_dir)
     token = output_dir / on_main_process(accelerator, lambda: Path(mkdtemp(prefix=".shared-", dir=output_dir)).name)

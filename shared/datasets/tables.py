@@ -102,6 +102,8 @@ def split(
     found, words = [], (config.seed, SUBSET)
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
         most, count = getattr(config, name), table.num_rows
+        if most and most > count:
+            say(f"--{name} {most}: there are only {count:,} rows, and all of them are used")
         choose = most and most < count and partial(smallest, count, most, *words)
         found.append(rows.filtered(table, choose, "chosen", most, words) if choose else table)
     return found[0], found[1]

@@ -191,7 +191,7 @@ def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
         load(train_file=path, validation_file=path, skip_incomplete_rows=True)
 
 
-def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path):
+def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path, capsys):
     path = write(tmp_path / "a.csv", "text,label\n" + "".join(f"text {i},{i // 50}\n" for i in range(100)))
     full = load(train_file=path)
     parts = split(full, DataOptions(max_train_samples=30, max_eval_samples=4))
@@ -202,3 +202,4 @@ def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path):
     again, other = (split(full, DataOptions(max_train_samples=30, seed=seed))[0] for seed in (0, 1))
     assert again["text"] == parts[0]["text"] != other["text"]
     assert split(full, DataOptions(max_train_samples=91)) == full
+    assert "--max_train_samples 91: there are only 90 rows, and all of them are used" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[in
     """The ids that the tokenizer adds before and after a text, such as [CLS] and [SEP].
 
     Raises:
-        UserError: it adds special tokens in another way.
+        UserError: it adds special tokens in another way, or drops Latin letters.
     """
     bare, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
     for start in range(len(whole) - len(bare) + 1):

@@ -93,4 +93,4 @@ def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[in
     for start in range(len(whole) - len(bare) + 1):
         if bare and whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
-    raise UserError(f"{type(tokenizer).__name__} does not put its special tokens around a text, or drops letters: use another model")
+    raise UserError(f"{type(tokenizer).__name__} does not put its special tokens around a text: use another model")

@@ -22,6 +22,7 @@ from shared.tagging.pieces import begin_words_with_a_space
 from shared.tagging.tagged_texts import (
     LISTS,
     TEXT_FLAG,
+    have_words,
     load_tagged,
     places_of_words,
     read_files,
@@ -97,7 +98,7 @@ def read_words(request: Request, columns: tuple[str, str]) -> tuple[pa.Table, pa
         table = skip_incomplete(table, columns[:1])
     # In blocks, because more than 2 GiB of `string` cannot be joined. Words and tags are `large_string`.
     words = pa.chunked_array((words_of(block, columns[0]) for block in blocks_of(table)), LISTS).combine_chunks()
-    if not sizes_of(words).any():
+    if not have_words(words).any():
         raise UserError(f"{source_of(table)} has no words in {columns[0]}: use the column of the words as {TEXT_FLAG}")
     return table, words
 
@@ -111,8 +112,7 @@ def tag_targets(
         UserError: a tag is unknown to the model, a row has not one tag for each word, or --label_column_name names no
             column.
     """
-    sizes = sizes_of(words)
-    labeled = (sizes > 0) & have_labels(request, table, columns[1:])
+    labeled, sizes = have_words(words) & have_labels(request, table, columns[1:]), sizes_of(words)
     targets, scored = np.zeros(sizes.sum(), np.int64), labeled.repeat(sizes)
 
     def encode(part: pa.Table) -> Ints:

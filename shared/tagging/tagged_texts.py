@@ -27,7 +27,7 @@ from shared.errors import UserError, about, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags, sizes_of
 
-FORMAT = 4  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 TEXT_FLAG, TAG_FLAG = "--text_column_name", "--label_column_name"
 CONLL = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 KINDS = (".json", ".jsonl", ".parquet", *CONLL)
@@ -137,7 +137,7 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
     def convert(block: pa.Table) -> pa.Table:
         words, tags, widened = words_and_tags(block, text_column, label_column)
         result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: block[ROW_COLUMN], "widened": widened})
-        return result.filter(pa.array(sizes_of(words) > 0))
+        return result.filter(pa.array(have_words(words)))
 
     names = class_names(table, label_column, "label") if label_column in table.column_names else ()
     result = rows.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
@@ -151,6 +151,12 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
     if skipped := table.num_rows - result.num_rows:
         say(f"{source_of(table)}: {skipped:,} rows without words are skipped")
     return result.drop_columns(["widened"])
+
+
+def have_words(words: pa.LargeListArray) -> NDArray[np.bool_]:
+    """bool [rows]: whether a row of `words` has a word that is not blank."""
+    given = pc.not_equal(pc.utf8_trim_whitespace(words.flatten()), "")
+    return np.bincount(np.asarray(pc.list_parent_indices(words)), np.asarray(given), len(words)) > 0
 
 
 def places_of_words(text: str) -> list[tuple[int, int]]:

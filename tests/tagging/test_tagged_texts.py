@@ -93,7 +93,7 @@ def spans(*places):
         (None, {"tokens": 7, "tags": ["O"]}, "--text_column_name tokens: .* contains int64, not lists of words"),
         (None, {"tokens": "a b", "tags": ["O", "O"]}, "need lists of spans {start, end, label}"),
         (None, {"tokens": ["a"], "tags": [{"start": 0}]}, "lists of words need lists of tags"),
-        (None, {"tokens": [], "tags": []}, "has no words in tokens"),
+        (None, {"tokens": [" "], "tags": ["O"]}, "has no words in tokens"),
         *((spans((0, 5)), spans(*bad), f"row 31 of {UNUSABLE}") for bad in ([(0, 50)], [(5, 6)], [(0, 5), (3, 11)])),
         *((None, bad, f"row 1 of {UNUSABLE}") for bad in (spans(("0", "5")), WITH_GAP)),
         (None, {"tokens": "a", "tags": {"start": [0], "end": [1], "label": ["X"]}}, "texts need lists of spans"),

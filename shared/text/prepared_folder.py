@@ -11,6 +11,7 @@
 tokens to this machine.
 """
 
+import filecmp
 import hashlib
 import json
 import shutil
@@ -24,10 +25,10 @@ import numpy as np
 
 from shared.cache.prepared import build_once, cache_dir, read_array
 from shared.checkpoints.folders import digest
-from shared.disk import is_url, remedy
+from shared.disk import is_url, remedy, replace_file, sync
 from shared.errors import UserError, about
+from shared.processes import folder_lock
 from shared.remote.object_store import PATIENCE_AT_START, RemoteFolder
-from shared.run.export import write_folder
 from shared.text.remote_tokens import RemoteTokens, block_digest, reserve
 from shared.text.token_files import Corpus
 
@@ -57,50 +58,62 @@ def write_prepared(
     tokenizer: "PreTrainedTokenizerBase",
     trained: tuple[str, int] | None,
 ) -> None:
-    """Copy corpora and their tokenizer into a new folder, complete or not at all. One with the same data stays.
+    """Copy corpora and their tokenizer into a folder. It is complete once it has index.json, which is written last.
+
+    Files that are already there are compared and kept, so an interrupted copy resumes.
 
     Raises:
-        UserError: the folder holds something else, or cannot be written.
+        UserError: the folder holds other data, another process writes it, or it cannot be written.
     """
-    vocabulary = vocabulary_digest(tokenizer)
-    if folder.exists():
-        with about(f"--to {folder} exists: give another folder, or remove it"):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder_lock.acquire(folder, "--to")
+        vocabulary = vocabulary_digest(tokenizer)
+        if (folder / INDEX).exists():
             before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
-        known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
-        if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
-            raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
-        return
-
-    def fill(new: Path) -> None:
-        tokenizer.save_pretrained(new / TOKENIZER)
+            known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
+            if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
+                raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
+            (folder / INDEX).unlink()
+        tokenizer.save_pretrained(folder / TOKENIZER)
         listed, digests = {}, []
         for name, corpus in corpora.items():
-            (new / name).mkdir()
+            (folder / name).mkdir(exist_ok=True)
             for file in (OFFSETS, TOKENS):
-                shutil.copyfile(corpus.folder / file, new / name / file)
-            with (new / name / TOKENS).open("rb") as stream:
+                _copy(corpus.folder / file, folder / name / file)
+            with (folder / name / TOKENS).open("rb") as stream:
                 blocks = iter(partial(stream.read, BLOCK_BYTES), b"")
                 digests.append(np.fromiter(map(block_digest, blocks), np.uint64))
-            tokens, size = corpus.tokens, (new / name / TOKENS).stat().st_size
+            tokens, size = corpus.tokens, (folder / name / TOKENS).stat().st_size
             counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
             listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
-        np.save(new / BLOCKS, np.concatenate(digests))
-        small = [new / BLOCKS, *(new / name / OFFSETS for name in corpora), *(new / TOKENIZER).iterdir()]
+        np.save(folder / BLOCKS, np.concatenate(digests))
+        small = [folder / BLOCKS, *(folder / name / OFFSETS for name in corpora), *(folder / TOKENIZER).iterdir()]
         index = {
             "format": FORMAT,
             "vocabulary": vocabulary,
             "trained": trained,  # type and size of the vocabulary, if the tokenizer was trained for a new model
             "block_bytes": BLOCK_BYTES,
             "corpora": listed,
-            "files": {str(path.relative_to(new)): [path.stat().st_size, digest(path)] for path in sorted(small)},
+            "files": {str(path.relative_to(folder)): [path.stat().st_size, digest(path)] for path in sorted(small)},
         }
-        (new / INDEX).write_text(json.dumps(index | {"digest": _digest_of_index(index)}))
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, fill)
+        for path in small:
+            sync(path)
+        replace_file(folder / INDEX, json.dumps(index | {"digest": _digest_of_index(index)}))
+        sync(folder)
     except OSError as error:
         raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
+    finally:
+        folder_lock.release_all()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, unless the target has the same content."""
+    if not target.exists() or not filecmp.cmp(source, target, shallow=False):
+        half = target.with_name(f"{target.name}.partial")
+        shutil.copyfile(source, half)
+        sync(half)
+        half.rename(target)
 
 
 def _digest_of_index(index: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from filelock import FileLock
 from range_server import RangeServer
 from toy_data import WORDS, word_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -18,6 +19,7 @@ from shared.cache.prepared import cache_dir
 from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed
+from shared.processes import folder_lock
 from shared.text import prepared_folder, remote_tokens
 from shared.text.corpus import of_files
 from shared.text.masking import masking_for
@@ -176,22 +178,28 @@ def test_requests_for_coming_samples_begin_before_the_first_one_is_used(file, fo
 # Writing
 
 
-def test_a_folder_with_the_same_data_stays_and_anything_else_is_refused(file, folder, tmp_path):
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+def test_an_interrupted_copy_resumes_and_other_data_are_refused(file, folder, tmp_path):
+    files = {path: path.stat().st_ino for path in folder.glob("*/*.npy")}
+    index = (folder / "index.json").read_text()
+    (folder / "index.json").unlink()
+    cut = sorted(files)[0]
+    runs.truncate(cut)
     write(folder, file, file)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert (folder / "index.json").read_text() == index
+    kept = {path for path, inode in files.items() if path.stat().st_ino == inode}
+    assert kept >= {*files} - {cut}
+    assert not [*folder.glob("**/*.partial"), *folder.glob(".lock")]
     for corpora, tokenizer in (([file], None), ([file, file], word_tokenizer(("other",)))):
         with pytest.raises(UserError, match="data holds other prepared data: give another folder"):
             write(folder, *corpora, tokenizer=tokenizer)
-    (folder / "index.json").unlink()
-    with pytest.raises(UserError, match=r"data exists: give another folder, or remove it: .*No such file"):
-        write(folder, file, file)
 
 
-def test_a_copy_that_fails_leaves_no_folder_and_is_one_line(file, tmp_path, monkeypatch):
+def test_a_second_writer_and_a_full_disk_are_one_line(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.1)
     monkeypatch.setattr(shutil, "copyfile", full)
-    assert "cannot be written (No space left on device): free space" in runs.refusal(write, tmp_path / "data", file)
-    assert not [*tmp_path.iterdir()]
+    assert "cannot be written (No space left on device): free space" in runs.refusal(write, tmp_path, file)
+    with FileLock(tmp_path / ".lock"), pytest.raises(UserError, match=r"--to .* is in use by another run"):
+        write(tmp_path, file)
 
 
 # Damage

@@ -1,25 +1,36 @@
-"""`--gradient_compression`: all-reduce gradients in a 16-bit format."""
+"""`--gradient_compression`: all-reduce gradients in a 16-bit format.
+
+DDP has hooks for this, but they divide after the cast, and the one for bf16 does not run on CPUs.
+"""
 
 from typing import Any
 
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+import torch
+from torch import Tensor
+from torch.distributed import GradBucket
 
 from shared.monitoring.hooks import Hook
 
-HOOKS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class GradientCompression(Hook):
-    """Makes DDP average gradients in the format of --gradient_compression, if there is one and several processes.
-
-    In fp16 a gradient above 65,504 becomes infinite, and the update is skipped as for any non-finite gradient.
-    """
+    """Makes DDP average gradients in the format of --gradient_compression, if there is one and several processes."""
 
     def prepared(self, run: Any) -> None:
         """Register a hook of DDP, which keeps nothing, so checkpoints need not save it; say so on the launch card."""
         compression = run.config.gradient_compression
         if compression != "none" and run.accelerator.num_processes > 1:
             run.card["gradients"] = f"sent and summed in {compression}"
-            compress = HOOKS[compression]
-            # Without the lambda, DDP would refuse the one for bf16 by its name on a CPU, where it works.
-            run.model.register_comm_hook(None, lambda group, bucket: compress(group, bucket))  # noqa: PLW0108
+            run.model.register_comm_hook(DTYPES[compression], average)
+
+
+def average(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """A DDP communication hook that averages a bucket in `dtype`. It divides before the sum, to avoid overflow.
+
+    In fp16 a gradient above 65,504 becomes infinite, and the update is skipped as for any non-finite gradient.
+    """
+    whole = bucket.buffer()
+    sent = whole.div_(torch.distributed.get_world_size()).to(dtype)
+    work = torch.distributed.all_reduce(sent, async_op=True)
+    return work.get_future().then(lambda done: whole.copy_(done.value()[0]))

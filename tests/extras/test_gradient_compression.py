@@ -10,7 +10,7 @@ import pytest
 import runs
 import torch
 
-from shared.extras import costs
+from shared.extras import costs, gradient_compression
 from shared.options.data_options import ExtraOptions
 
 STEPS = 3
@@ -53,6 +53,27 @@ def test_a_profile_has_a_trace_and_a_table_per_process(launched):
     table = (folder / "operators-1.txt").read_text().splitlines()
     _, header, rows = [i for i, line in enumerate(table) if line.startswith("----")]
     assert rows - header - 1 == costs.MOST_EXPENSIVE
+
+
+def test_the_hook_sends_half_the_bytes_and_returns_the_mean_of_a_sum_that_would_overflow_in_place(monkeypatch):
+    """Two processes have the same gradient."""
+    sent, gradient = [], torch.tensor([60000.0, 0.1])
+
+    def all_reduce(tensor, async_op):
+        sent.append(tensor.clone())
+        tensor.mul_(2)
+        future = torch.futures.Future()
+        future.set_result([tensor])
+        return SimpleNamespace(get_future=lambda: future)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    expected = gradient.half().float()
+    bucket = SimpleNamespace(buffer=lambda: gradient)
+    result = gradient_compression.average(torch.float16, bucket).wait()
+    assert sent[0].element_size() == 2
+    assert result is gradient
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=0)
 
 
 def test_a_run_that_is_shorter_than_its_profile_writes_a_shorter_profile_and_a_message(tmp_path, capsys):

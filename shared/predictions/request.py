@@ -6,6 +6,7 @@ The flags are those below and those of the recipe. Important ones are --text_col
 
 import argparse
 import dataclasses
+import glob
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -303,9 +304,14 @@ def default_output(folder: Path, file: str | None, possible: tuple[str, ...]) ->
     """OUTPUT_DIR/predictions/NAME in the format of FILE: CSV, JSON lines or Parquet.
 
     Parquet for the validation data of a run, and otherwise the first `possible` format if that of FILE is not possible.
+
+    Raises:
+        UserError: FILE is a pattern, which gives no name.
     """
+    if file and glob.has_magic(file) and not Path(file).exists():
+        raise UserError(f"FILE {file} names several files: name the output with --predictions_file")
     name = Path(file or "validation.parquet").resolve().name
     kind = kind_of(Path(name))
+    stem = name[: name.lower().rindex(kind)] if kind else name
     format_ = {".json": ".jsonl", ".tsv": ".csv"}.get(kind, kind)
-    stem = name[: name.lower().rindex(kind)]  # all of it, if the kind is ""
     return folder / "predictions" / (stem + (format_ if format_ in possible else possible[0]))

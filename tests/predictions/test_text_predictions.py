@@ -212,6 +212,7 @@ def inputs(alone, texts, tmp_path_factory):
         (["RUN", "labels.csv", "--no_scores", "--predictions_file", "taken.csv"], "exists with other content"),
         (["RUN", "labels.csv", "--predictions_file", "new.txt"], "must end in .csv, .jsonl, .parquet"),
         (["RUN", "labels.csv", "--image_column_name", "x"], "unknown flag --image_column_name"),
+        (["RUN", "*.csv"], "name the output with --predictions_file"),
         (["MODEL"], "is not the folder of a run"),
         (["RUN", "labels.csv", "--recipe", "spans.py"], "spans.py reads tags, and its Config has no label_column_name"),
         (["RUN", "labels.csv", "--recipe"], "--recipe has no value"),

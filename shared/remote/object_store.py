@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -171,7 +171,12 @@ def _stays(error: Exception) -> bool:
     return isinstance(error, STAYING) or (status is not None and 400 <= status < 500 and status not in RETRIED)
 
 
-@cache
+_told = -PATIENCE  # when this process last printed that it waits
+
+
 def _say_that_it_waits(line: str) -> None:
-    """Print a line to stderr, once: many requests fail together."""
-    print(f"rank {os.environ.get('RANK', 0)}: {line}", file=sys.stderr, flush=True)
+    """Print a line to stderr, at most once in PATIENCE seconds: many requests fail together."""
+    global _told  # noqa: PLW0603
+    if time.monotonic() - _told >= PATIENCE:
+        _told = time.monotonic()
+        print(f"rank {os.environ.get('RANK', 0)}: {line}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ def folder(tmp_path):
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch):
     monkeypatch.setattr(object_store, "FIRST_PAUSE", 0.001)
-    object_store._say_that_it_waits.cache_clear()
+    monkeypatch.setattr(object_store, "_told", -object_store.PATIENCE)
 
 
 def refusal(url, *args, **kwargs):

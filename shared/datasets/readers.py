@@ -285,15 +285,16 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
 
 
 def _json_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Table]:
-    for first, block in blocks_of_lines(path, source):
-        if first == 1 and block.lstrip().startswith(b"["):
-            with opened(path, source) as file:
-                elements = json.loads(file.read())
-            for begin in range(0, len(elements), ARRAY_ROWS):
-                yield _rows_of(elements[begin : begin + ARRAY_ROWS], column)
-            return
-        if not block.isspace():
-            yield _rows_of_lines(block, source, first, column)
+    lines = ((first, block) for first, block in blocks_of_lines(path, source) if not block.isspace())
+    start = next(lines, (1, b""))
+    if start[1].lstrip().startswith(b"["):
+        with opened(path, source) as file:
+            elements = json.loads(file.read())
+        for begin in range(0, len(elements), ARRAY_ROWS):
+            yield _rows_of(elements[begin : begin + ARRAY_ROWS], column)
+        return
+    for first, block in chain([start] if start[1] else [], lines):
+        yield _rows_of_lines(block, source, first, column)
 
 
 def _rows_of_lines(block: bytes, source: str, first: int, column: str | None) -> pa.Table:

@@ -12,7 +12,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,12 +111,12 @@ def opened(path: Path, source: str) -> Iterator[BinaryIO]:
 
 
 def blocks_of_lines(path: Path, source: str) -> Iterator[tuple[int, bytes]]:
-    """Whole lines of a text file, in blocks of about BLOCK_BYTES, each with the number, from 1, of its first line.
+    """Whole lines of a text file, in blocks of about BLOCK_BYTES, each with the byte at which it begins.
 
     Raises:
         UserError: a line is not UTF-8; the message begins with `source` and names the line.
     """
-    first = 1
+    at = 0
     with opened(path, source) as file:
         while block := file.read(BLOCK_BYTES):
             if not block.endswith(b"\n"):
@@ -123,19 +124,26 @@ def blocks_of_lines(path: Path, source: str) -> Iterator[tuple[int, bytes]]:
             try:
                 block.decode()
             except UnicodeDecodeError as error:
-                line = first + block.count(b"\n", 0, error.start)
+                line = line_number(path, source, at + error.start)
                 name = "UTF-16" if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
                 raise UserError(
                     f"{source} is not UTF-8 (line {line:,}): convert it, for instance with iconv -f {name} -t UTF-8"
                 ) from None
-            yield first, block.removeprefix(codecs.BOM_UTF8) if first == 1 else block
-            first += block.count(b"\n")
+            yield at, block if at else block.removeprefix(codecs.BOM_UTF8)
+            at += len(block)
 
 
 def lines_of_text(block: bytes) -> pa.Array:
     """The lines of a block, without their ends."""
     text = pa.array([block.decode().removesuffix("\n")], pa.large_string())
     return pc.utf8_rtrim(pc.split_pattern(text, "\n").flatten(), "\r")
+
+
+def line_number(path: Path, source: str, at: int) -> int:
+    """The number, from 1, of the line with the byte `at` of a file's decompressed content."""
+    with opened(path, source) as file:
+        blocks = (file.read(min(BLOCK_BYTES, at - start)) for start in range(0, at, BLOCK_BYTES))
+        return 1 + sum(block.count(b"\n") for block in blocks)
 
 
 def blocks(path: Path, source: str, csv_delimiter: str | None = None, column: str | None = None) -> Iterator[pa.Table]:
@@ -183,7 +191,7 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
             schema = parquet.schema_arrow
             if column in schema.names:
                 schema = pa.schema([schema.field(column)], schema.metadata)
-            plain = pa.schema([*map(with_plain_type, schema)], schema.metadata)
+            plain = with_plain_types(schema)
             for number in range(parquet.num_row_groups):
                 group = parquet.metadata.row_group(number)
                 at_once = group.num_rows * BLOCK_BYTES // max(group.total_byte_size, BLOCK_BYTES)
@@ -193,27 +201,33 @@ def _parquet_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.
                     yield table.cast(plain)
 
 
+def with_plain_types(schema: pa.Schema) -> pa.Schema:
+    """The schema without dictionaries, of which each block has its own, and views, of which no rows can be selected."""
+
+    def plain(type_: pa.DataType) -> pa.DataType:
+        if pa.types.is_dictionary(type_):
+            return changed(type_.value_type, plain)
+        return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(type_, type_)
+
+    return pa.schema([field.with_type(changed(field.type, plain)) for field in schema], schema.metadata)
+
+
 def is_list(type_: pa.DataType) -> bool:
     """Whether an Arrow type is a list."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
-def with_plain_type(field: pa.Field) -> pa.Field:
-    """A field without dictionaries, of which each block has its own, and views, of which no rows can be selected."""
-    type_ = field.type
-    if pa.types.is_dictionary(type_):
-        return with_plain_type(field.with_type(type_.value_type))
+def changed(type_: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The result of `change` for a type; lists, maps and structs are kept, and their contents changed."""
     if is_list(type_):
-        values = with_plain_type(type_.value_field)
+        values = type_.value_field.with_type(changed(type_.value_type, change))
         is_large = pa.types.is_large_list(type_)
-        plain = pa.large_list(values) if is_large else pa.list_(values, getattr(type_, "list_size", -1))
-    elif pa.types.is_map(type_):
-        plain = pa.map_(with_plain_type(type_.key_field), with_plain_type(type_.item_field))
-    elif pa.types.is_struct(type_):
-        plain = pa.struct([*map(with_plain_type, type_)])
-    else:
-        plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(type_, type_)
-    return field.with_type(plain)
+        return pa.large_list(values) if is_large else pa.list_(values, getattr(type_, "list_size", -1))
+    if pa.types.is_map(type_):
+        return pa.map_(*(field.with_type(changed(field.type, change)) for field in (type_.key_field, type_.item_field)))
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(changed(field.type, change)) for field in type_])
+    return change(type_)
 
 
 # CSV
@@ -285,41 +299,45 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
 
 
 def _json_blocks(path: Path, source: str, column: str | None) -> Iterator[pa.Table]:
-    lines = ((first, block) for first, block in blocks_of_lines(path, source) if not block.isspace())
-    start = next(lines, (1, b""))
+    lines = ((at, block) for at, block in blocks_of_lines(path, source) if not block.isspace())
+    start = next(lines, (0, b""))
     if start[1].lstrip().startswith(b"["):
         with opened(path, source) as file:
             elements = json.loads(file.read())
-        for begin in range(0, len(elements), ARRAY_ROWS):
-            yield _rows_of(elements[begin : begin + ARRAY_ROWS], column)
+        for first in range(0, len(elements), ARRAY_ROWS):
+            yield _parse_json("\n".join(map(json.dumps, elements[first : first + ARRAY_ROWS])).encode(), column)
         return
-    for first, block in chain([start] if start[1] else [], lines):
-        yield _rows_of_lines(block, source, first, column)
+    for at, block in chain([start] if start[1] else [], lines):
+        try:
+            yield _parse_json(block, column)
+        except pa.ArrowInvalid as error:
+            first = line_number(path, source, at)
+            for number, line in enumerate(block.split(b"\n"), first):
+                with about(f"{source} is malformed in line {number:,}"):
+                    json.loads(line.strip() or b"{}")
+            raise UserError(f"{source} is malformed in line {first:,} or later: {error}") from None
 
 
-def _rows_of_lines(block: bytes, source: str, first: int, column: str | None) -> pa.Table:
-    """The rows of JSON lines. Texts that look like dates stay texts."""
-    if not block.lstrip().startswith(b"null"):  # pyarrow 26 crashes if that is the first row of a block
-        with suppress(pa.ArrowException):
-            table = pyarrow.json.read_json(
-                pa.BufferReader(block), read_options=pyarrow.json.ReadOptions(block_size=len(block))
-            )
-            table.validate()  # pyarrow 26 loses the nulls in lists before the first value of all lists
-            if "timestamp" not in str(table.schema.types):
-                return table
-    elements = []
-    for number, line in enumerate(block.split(b"\n"), first):
-        if line.strip():
-            with about(f"{source} is malformed in line {number:,}"):
-                elements.append(json.loads(line))
-    with about(f"{source} is malformed in line {first:,} or later"):
-        return _rows_of(elements, column)
+def _parse_json(data: bytes, column: str | None) -> pa.Table:
+    """The rows of JSON lines. Texts that look like dates stay texts. If no row has a text in `column`, all columns."""
 
+    def no_date(type_: pa.DataType) -> pa.DataType:
+        return pa.string() if pa.types.is_temporal(type_) else type_
 
-def _rows_of(elements: list[Any], column: str | None) -> pa.Table:
-    """JSON objects as rows; only the given column, if one of them has it. ValueError for another element."""
-    if others := [element for element in elements if not isinstance(element, dict)]:
-        raise ValueError(f"a row is {json.dumps(others[0]):.40}, not an object")
-    if any(column in row for row in elements):
-        elements = [{column: row.get(column)} for row in elements]
-    return pa.Table.from_struct_array(pa.array(elements))
+    if data.lstrip().startswith(b"null"):
+        raise pa.ArrowInvalid("a row is null")  # pyarrow 26 crashes if that is the first one of a block
+    read = partial(pyarrow.json.read_json, read_options=pyarrow.json.ReadOptions(block_size=len(data)))
+    if column is not None:
+        only = pyarrow.json.ParseOptions(pa.schema([(column, pa.string())]), unexpected_field_behavior="ignore")
+        found = read(pa.BufferReader(data), parse_options=only)
+        if found[column].null_count < len(found):
+            return found
+    table = read(pa.BufferReader(data))
+    schema = pa.schema([field.with_type(changed(field.type, no_date)) for field in table.schema])
+    try:
+        table.validate()
+    except pa.ArrowException:  # pyarrow 26 loses the nulls in lists before the first value of all lists
+        return pa.Table.from_pylist([json.loads(line) for line in data.splitlines() if line.strip()], schema)
+    if table.schema == schema:
+        return table
+    return read(pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=schema))

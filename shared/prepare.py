@@ -17,9 +17,8 @@ machine, and the others wait. After an interruption, the same command resumes.
 texts or images, and ends without waiting for the others. What is missing afterwards is prepared by the same command
 without --shard, or by the training run.
 
---to FOLDER also copies the tokens of recipes/mlm.py, their index and their tokenizer to a new folder; an interrupted
-copy begins anew. Copy this folder wherever you like, such as to an object store, and train on it: recipes/mlm.py
---prepared_data FOLDER, or its URL.
+--to FOLDER also copies the tokens of recipes/mlm.py, their index and their tokenizer to a folder. Copy this folder
+wherever you like, such as to an object store, and train on it: recipes/mlm.py --prepared_data FOLDER, or its URL.
 """
 
 import argparse

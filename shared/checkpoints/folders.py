@@ -21,7 +21,7 @@ from shared.checkpoints.states import Tensors, pieces_of
 from shared.disk import sync
 from shared.errors import complain
 
-COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), "step_[0-9]*.partial-*"  # the second is a pattern of files
+COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), "step_[0-9]*.partial-" + 8 * "[0-9a-f]"  # a pattern of files
 WRITERS = 2  # files that are written at the same time: model and optimizer
 MANIFEST = "manifest.json"
 ALGORITHM = "xxh3_128"  # its name in a manifest. It is about as fast as memory, and detects damage, but no forgery

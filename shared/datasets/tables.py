@@ -127,7 +127,7 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str], of_values: Sequence
 
     def complete() -> np.ndarray:
         gaps = ([missing(block, *column) for column in there.items()] for block in rows.blocks_of(table))
-        return ~np.concatenate([np.any(of_block, axis=0) for of_block in gaps])
+        return ~np.concatenate([np.zeros(0, bool), *(np.any(of_block, axis=0) for of_block in gaps)])
 
     readings = [reading_in(table, name) for name in there]  # decide which words are gaps
     kept = rows.filtered(table, complete, "complete, also in lists and structs", there, readings) if there else table

@@ -115,7 +115,7 @@ def join(prediction: Prediction, parts: Parts, folder: Path) -> Outputs:
     with about(FLAG):
         outputs = np.lib.format.open_memmap(folder / "outputs.npy", "w+", np.float32, (bounds[-1], sum(widths)))
     for file, batches in parts.items():
-        with about(f"{FLAG} must name a file in a folder that all machines share"):
+        with about(f"{file} is missing or damaged: remove it and start again, in a folder that all machines share"):
             found = np.load(file, mmap_mode="r")
         numbers = np.concatenate([prediction.outputs_of(batch.samples) for batch in batches])
         outputs[numbers] = found

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +175,7 @@ def own_facts(config: options.Options, device: str) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that affect the result, of those that are installed."""
-    found = {name: metadata.version(name) for name in PACKAGES if find_spec(name)}
+    found = {name: each.version for name in PACKAGES for each in [*metadata.distributions(name=name)][:1]}
     return {"python": platform.python_version()} | found
 
 

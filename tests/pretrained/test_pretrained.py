@@ -134,7 +134,7 @@ def test_the_last_layer_is_found(family, last, labels):
     assert from_pretrained.label_weights(model) == last
 
 
-# A second model, which is frozen
+# A second model
 
 
 def test_a_wrong_path_is_reported_under_the_flag_that_gives_it():

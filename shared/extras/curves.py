@@ -11,6 +11,7 @@ from shared.extras.costs import COMPUTED, NAMES
 
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 WIDE, HIGH = 3.6, 2.5  # inches, the cell of a panel
+LEFT, RIGHT, TOP, BOTTOM, ROW = 0.2, 0.03, 0.13, 0.2, 0.06  # shares of a cell beside its axes; of a row of a legend
 FEW = 40  # points; a series of at most so many gets dots
 LARGEST = 1e100  # a value that is shown; so that no computation overflows
 # Color-blind readers can tell the lines apart.
@@ -48,12 +49,17 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
         rows = max(1, math.ceil(len(panels) / columns))
         last_step = max([1, *(line["step"] for line in lines)])
         with style.context(STYLE):
-            figure = Figure(figsize=(WIDE * columns, HIGH * rows), dpi=150, layout="constrained")
-            for position, panel in enumerate(panels, start=1):
-                axes = figure.add_subplot(rows, columns, position)
+            figure = Figure(figsize=(WIDE * columns, HIGH * rows), dpi=150)
+            for position, panel in enumerate(panels):
+                column, row = position % columns, rows - 1 - position // columns
+                many = len(panel.series) > 3  # inside the axes, their legend would hide what it explains
+                below = BOTTOM + many * min(ROW * math.ceil(len(panel.series) / 2), 0.5)
+                size = (1 - LEFT - RIGHT) / columns, (1 - TOP - below) / rows
+                axes = figure.add_axes(((column + LEFT) / columns, (row + below) / rows, *size))
                 draw_panel(axes, panel, last_step)
-                if len(panel.series) > 3:  # inside the axes, their legend would hide what it explains
-                    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=7)
+                if many:
+                    place, unit = ((column + 0.5) / columns, row / rows), figure.transFigure
+                    axes.legend(loc="lower center", bbox_to_anchor=place, bbox_transform=unit, ncols=2, fontsize=7)
                 elif all(panel.series):  # they have names
                     axes.legend()
             figure.savefig(picture)

@@ -263,9 +263,25 @@ def padded_attention(
     rows, query_rows, masks = arrange(documents, queries, totals, heads, heads * width, sliding_window)
     flat = (part.transpose(1, 2).reshape(-1, width) for part in (query, key, value))
     places = (query_rows, rows, rows)
-    padded = [at.split(part.index_select(0, at.sources)) for part, at in zip(flat, places, strict=True)]
+    padded = [at.split(Reorder.apply(part, at.sources, at.places)) for part, at in zip(flat, places, strict=True)]
     out = [attend(q, k, v, mask, dropout, scale) for q, k, v, mask in zip(*padded, masks, strict=True)]
     return query_rows.unpad(out).view(1, total, heads, width)
+
+
+class Reorder(torch.autograd.Function):
+    """The rows of a matrix at `sources`. In the backward pass, only those of the result at `places` have a gradient.
+
+    What attention computes of padding is masked or never read. Reading is faster than adding gradients of 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return states.index_select(0, sources)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, *ctx.saved_tensors), None, None
 
 
 class PaddedRows(NamedTuple):

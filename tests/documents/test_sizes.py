@@ -10,11 +10,11 @@ sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
     "diabetes": (36, 6_000),
-    "nlp": (79, 13_845),
-    "mlm": (80, 13_815),
-    "token_classification": (79, 13_840),
-    "embeddings": (81, 14_035),
-    "image_classification": (82, 14_195),
+    "nlp": (79, 13_870),
+    "mlm": (80, 13_835),
+    "token_classification": (79, 13_865),
+    "embeddings": (81, 14_060),
+    "image_classification": (82, 14_200),
 }
 
 

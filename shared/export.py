@@ -3,9 +3,9 @@
     python -m shared.export OUTPUT_DIR [FILE] [FLAGS]
     python -m shared.export OUTPUT_DIR --int8
 
-OUTPUT_DIR is the folder of a finished run, or a folder that save_pretrained wrote. The command writes onnx/model.onnx
-into the folder of the model: classifiers, regression, token classification, and embeddings with their pooling and
-normalization. The number of rows and the length of texts are free. --int8 rounds the weights.
+OUTPUT_DIR is the folder of a finished run, its folder model/, or a folder that save_pretrained wrote. The command
+writes onnx/model.onnx into the folder of the model: classifiers, regression, token classification, and embeddings with
+their pooling and normalization. The number of rows and the length of texts are free. --int8 rounds the weights.
 
 FILE has the data of the check, as for `python -m shared.predict`. Without FILE, they are the run's own validation data.
 The command prints differences, scores, sizes and speeds, and adds them to the model card. If the float32 file does not
@@ -75,11 +75,14 @@ class Measured(nn.Module):
 
 
 def parse_export(argv: Sequence[str]) -> Request:
-    """What a command line asks for: see `parse_request`.
+    """What a command line asks for: see `parse_request`; OUTPUT_DIR may also be the folder model/ of a run.
 
     Raises:
         UserError: see `parse_request` and `as_onnx`; or the export is there already, or is not possible.
     """
+    first = Path(*argv[:1])
+    if first.name == "model" and (first.parent / "config.yaml").is_file():
+        argv = [str(first.parent), *argv[1:]]
     request = parse_request(argv, ExportFlags).as_onnx()
     if (request.model / FOLDER).exists():
         raise UserError(f"{request.model / FOLDER} exists: remove it, to export the model again")

@@ -111,7 +111,7 @@ def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_
     run, output = shutil.copytree(alone, tmp_path / "run"), tmp_path / "run/predictions/validation.csv"
     (run / "model/README.md").write_text("# mine\n\n## ONNX\n\nof an earlier export\n\n## Notes\n\nkept\n")
     scores = predict_file(run, texts[3], "--predictions_file", output)
-    figures = export_model(run, "--int8")
+    figures = export_model(run / "model", "--int8")
     size, loss = figures["size, MB"], figures["eval_loss"]
     assert size["ONNX, int8"] < 0.8 * size["ONNX"]
     assert loss["ONNX"] == pytest.approx(loss["PyTorch"], rel=1e-5)

@@ -337,8 +337,11 @@ def lay_out(
     starts = [0]
     if documents.ends.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = groups_of_similar_length(documents.ends.diff().tolist(), width)
-    groups, query_groups = (group_documents(of, documents, starts) for of in (documents, queries))
-    rows, query_rows = PaddedRows.of(groups, totals[1], heads), PaddedRows.of(query_groups, totals[0], heads)
+    groups = query_groups = group_documents(documents, documents, starts)
+    rows = query_rows = PaddedRows.of(groups, totals[1], heads)
+    if queries is not documents:
+        query_groups = group_documents(queries, documents, starts)
+        query_rows = PaddedRows.of(query_groups, totals[0], heads)
     masks = [mask_of(*group, window) for group in zip(groups, query_groups, rows.tokens, strict=True)]
     return rows, query_rows, masks
 

@@ -11,7 +11,7 @@ spec.loader.exec_module(sizes)
 MOST = {  # files and lines
     "diabetes": (36, 6_000),
     "nlp": (79, 13_870),
-    "mlm": (80, 13_835),
+    "mlm": (80, 13_840),
     "token_classification": (79, 13_865),
     "embeddings": (81, 14_060),
     "image_classification": (82, 14_200),
